@@ -1,0 +1,94 @@
+"""Mini-batches of rows or of whole patients, each with the factor that makes its sums unbiased."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from lacova.table import Table
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some rows of a table.
+
+    `patient` numbers the batch's patients 0..P̂−1 and rows of one patient are adjacent. `scale` is N/N̂ or P/P̂:
+    a sum over the batch times `scale` estimates the sum over the table without bias.
+    """
+
+    y: Tensor
+    y_mask: Tensor
+    x: Tensor
+    x_mask: Tensor
+    patient: Tensor
+    scale: float = 1.0
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @cached_property
+    def patients(self) -> int:
+        """P̂."""
+        return int(self.patient[-1]) + 1
+
+    @cached_property
+    def owner(self) -> Tensor:
+        """For each row, the first row of its patient: the row that stands for what the patient's visits share."""
+        first = torch.full((self.patients,), len(self), device=self.patient.device)
+        rows = torch.arange(len(self), device=self.patient.device)
+        return first.scatter_reduce(0, self.patient, rows, "amin")[self.patient]
+
+    def take(self, rows: Tensor) -> Batch:
+        """The rows chosen by a mask (N̂,), their patients numbered anew."""
+        patient = torch.unique_consecutive(self.patient[rows], return_inverse=True)[1]
+        return Batch(self.y[rows], self.y_mask[rows], self.x[rows], self.x_mask[rows], patient, self.scale)
+
+
+class Batches:
+    """Splits a table into batches; of whole patients where it has an instance column.
+
+    Args:
+        table: the rows.
+        size: rows per batch, or patients per batch where the table has patients; None for one batch of everything.
+    """
+
+    def __init__(self, table: Table, size: int | None = None) -> None:
+        self.table = table
+        if table.patient is None:
+            self._order = torch.arange(len(table))
+            self._counts = torch.ones(len(table), dtype=torch.long)
+        else:
+            self._order = torch.argsort(table.patient, stable=True)
+            self._counts = torch.bincount(table.patient)
+        self._starts = self._counts.cumsum(0) - self._counts
+        self.units = len(self._counts)
+        self.size = self.units if size is None else min(size, self.units)
+
+    def __len__(self) -> int:
+        return -(-self.units // self.size)
+
+    def rows(self, units: Tensor) -> tuple[Tensor, Tensor]:
+        """Row indices of the given units, and the position of each row's unit in `units`."""
+        counts = self._counts[units]
+        unit = torch.repeat_interleave(torch.arange(len(units)), counts)
+        within = torch.arange(len(unit)) - (counts.cumsum(0) - counts)[unit]
+        return self._order[self._starts[units][unit] + within], unit
+
+    def batch(self, units: Tensor) -> Batch:
+        rows, unit = self.rows(units)
+        t, device = self.table, self.table.y.device
+        rows, unit = rows.to(device), unit.to(device)
+        return Batch(t.y[rows], t.y_mask[rows], t.x[rows], t.x_mask[rows], unit, self.units / len(units))
+
+    def shuffled(self, generator: torch.Generator) -> Iterator[Batch]:
+        for units in torch.randperm(self.units, generator=generator).split(self.size):
+            yield self.batch(units)
+
+    def in_order(self) -> Iterator[tuple[Tensor, Batch]]:
+        """Row indices and batch, every unit once, in order; `scale` is 1, so that sums over batches add up."""
+        for units in torch.arange(self.units).split(self.size):
+            yield self.rows(units)[0], replace(self.batch(units), scale=1.0)

@@ -1,0 +1,146 @@
+"""Expectations over x_u: every combination of missing categories up to a cap, samples for the rest.
+
+An expectation is a weighted sum over *scenarios*. A scenario completes one unit: a row, where the terms of
+the objective are sums over rows, or a whole patient, where they couple the patient's rows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lacova.batches import Batch
+from lacova.covariates.belief import Belief, free_entries, share_static
+from lacova.covariates.space import CovariateSpace
+
+DEFAULT_CAP = 64
+
+
+@dataclass(frozen=True)
+class Scenarios:
+    """Completions of the units of a batch: E completed rows in V scenarios.
+
+    Attributes:
+        x: completed covariates (E×Q).
+        row: the batch row behind each completed row (E,).
+        scenario: the scenario that each completed row belongs to (E,); rows of a scenario are adjacent.
+        sample: which of the `samples` each completed row holds (E,).
+        weight: probability of each scenario (V,); sums to one over the scenarios of a unit, and carries the
+            gradient with respect to the categorical probabilities.
+    """
+
+    x: Tensor
+    row: Tensor
+    scenario: Tensor
+    sample: Tensor
+    weight: Tensor
+
+    @property
+    def row_weight(self) -> Tensor:
+        return self.weight[self.scenario]
+
+
+@dataclass(frozen=True)
+class _Unknowns:
+    """The missing categorical entries of a batch, grouped by unit, with their places in the units' joint tables."""
+
+    unit: Tensor
+    row: Tensor
+    column: Tensor
+    levels: Tensor
+    enumerated: Tensor
+    stride: Tensor
+    states: Tensor  # size of each unit's joint table
+
+
+def complete(
+    belief: Belief, batch: Batch, space: CovariateSpace, *, couple: bool, samples: int,
+    generator: torch.Generator, cap: int = DEFAULT_CAP,
+) -> Scenarios:  # fmt: skip
+    """Scenarios of a batch under `belief`.
+
+    Categorical gaps of a unit are enumerated jointly while their table has at most `cap` states (visit-constant
+    columns first); what does not fit is sampled, with score-function gradients. Continuous gaps are sampled with
+    reparameterised gradients. Units without anything to sample have one sample only.
+    """
+    device = batch.x.device
+    gaps = ~batch.x_mask.cpu()
+    unit = batch.patient.cpu() if couple else torch.arange(len(batch))
+    unknowns = _categorical_unknowns(batch, space, unit, couple, cap)
+
+    needs_sampling = torch.zeros(len(unknowns.states), dtype=torch.bool)
+    needs_sampling[unit[gaps[:, space.continuous].any(1)]] = True
+    needs_sampling[unknowns.unit[~unknowns.enumerated]] = True
+    draws = torch.where(needs_sampling, samples, 1)
+
+    per_unit = unknowns.states * draws
+    start = per_unit.cumsum(0) - per_unit
+    scenario_unit = torch.repeat_interleave(torch.arange(len(per_unit)), per_unit)
+    within = torch.arange(len(scenario_unit)) - start[scenario_unit]
+    state = within % unknowns.states[scenario_unit]
+    sample = within // unknowns.states[scenario_unit]
+
+    rows_per_unit = torch.bincount(unit, minlength=len(per_unit))
+    first_row = rows_per_unit.cumsum(0) - rows_per_unit
+    rows_per_scenario = rows_per_unit[scenario_unit]
+    first_line = rows_per_scenario.cumsum(0) - rows_per_scenario
+    scenario = torch.repeat_interleave(torch.arange(len(scenario_unit)), rows_per_scenario)
+    row = first_row[scenario_unit[scenario]] + torch.arange(len(scenario)) - first_line[scenario]
+
+    noise = torch.randn(samples, *batch.x.shape, generator=generator, device=device, dtype=batch.x.dtype)
+    noise = share_static(noise, batch, space)
+    line_row, line_sample = row.to(device), sample[scenario].to(device)
+    drawn = belief.mean[line_row] + belief.var[line_row].sqrt() * noise[line_sample, line_row]
+    x = torch.where(batch.x_mask[line_row], batch.x[line_row], drawn)
+
+    # Every pair (categorical unknown, scenario of its unit), with the level that the unknown takes there.
+    pairs = per_unit[unknowns.unit]
+    which = torch.repeat_interleave(torch.arange(len(pairs)), pairs)
+    where = start[unknowns.unit][which] + torch.arange(len(which)) - (pairs.cumsum(0) - pairs)[which]
+    log_prob = belief.log_prob[unknowns.row.to(device), unknowns.column.to(device)]
+    code = (state[where] // unknowns.stride[which]) % unknowns.levels[which]
+    if not unknowns.enumerated.all():
+        lot = torch.multinomial(log_prob.detach().exp(), samples, replacement=True, generator=generator).cpu()
+        code = torch.where(unknowns.enumerated[which], code, lot[which, sample[where]])
+    log_weight = log_prob[which.to(device), code.to(device)]
+    # A sampled level has weight 1, whose gradient is that of its log probability: the score-function estimator.
+    log_weight = torch.where(unknowns.enumerated[which].to(device), log_weight, log_weight - log_weight.detach())
+    weight = log_weight.new_zeros(len(scenario_unit)).index_add(0, where.to(device), log_weight).exp()
+    weight = weight / draws[scenario_unit].to(device)
+
+    line = first_line[where] + unknowns.row[which] - first_row[unknowns.unit[which]]
+    x = x.index_put((line.to(device), unknowns.column[which].to(device)), code.to(device, x.dtype))
+    if couple and any(space.static):
+        static = torch.tensor(space.static, device=device)
+        x = torch.where(static, x[first_line[scenario].to(device)], x)
+    return Scenarios(x, line_row, scenario.to(device), line_sample, weight)
+
+
+def _categorical_unknowns(
+    batch: Batch, space: CovariateSpace, unit: Tensor, couple: bool, cap: int
+) -> _Unknowns:
+    gaps = (free_entries(batch, space) if couple else ~batch.x_mask).cpu()
+    open_entries = torch.zeros_like(gaps)
+    open_entries[:, space.categorical] = gaps[:, space.categorical]
+    row, column = open_entries.nonzero(as_tuple=True)
+    static = torch.tensor(space.static)[column]
+    order = torch.argsort(unit[row] * 2 + (~static).long(), stable=True)
+    row, column = row[order], column[order]
+    owner, levels = unit[row], torch.tensor(space.levels)[column]
+
+    # Size of the joint table of each unknown and those before it in its unit, on the log scale.
+    size = levels.double().log()
+    running = size.cumsum(0)
+    first = torch.ones_like(owner, dtype=torch.bool)
+    first[1:] = owner[1:] != owner[:-1]
+    units = int(unit[-1]) + 1
+    before = torch.zeros(units, dtype=torch.double)
+    before[owner[first]] = (running - size)[first]
+    running = running - before[owner]
+    enumerated = running <= math.log(cap) + 1e-9
+    stride = torch.where(enumerated, (running - size).exp().round(), 1.0).long()
+    states = torch.zeros(units, dtype=torch.double).index_add(0, owner[enumerated], size[enumerated])
+    return _Unknowns(owner, row, column, levels, enumerated, stride, states.exp().round().long())

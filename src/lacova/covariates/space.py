@@ -1,0 +1,54 @@
+"""The space that covariates live in: which columns are continuous, categorical, or constant within an instance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class CovariateSpace:
+    """Layout of X.
+
+    Attributes:
+        names: the columns, in order.
+        levels: number of levels per column; 0 marks a continuous one.
+        static: whether the column is constant within an instance.
+    """
+
+    names: tuple[str, ...]
+    levels: tuple[int, ...]
+    static: tuple[bool, ...]
+
+    @cached_property
+    def continuous(self) -> list[int]:
+        return [q for q, n in enumerate(self.levels) if n == 0]
+
+    @cached_property
+    def categorical(self) -> list[int]:
+        return [q for q, n in enumerate(self.levels) if n > 0]
+
+    @cached_property
+    def max_levels(self) -> int:
+        return max((n for n in self.levels if n), default=1)
+
+    @property
+    def width(self) -> int:
+        """Number of value features: one per continuous column, one per level of a categorical one."""
+        return len(self.continuous) + sum(self.levels)
+
+    def values(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Covariates as network inputs (N×width): numbers, then one-hot levels; zero where `mask` is False."""
+        parts = [x[:, self.continuous] if mask is None else x[:, self.continuous] * mask[:, self.continuous]]
+        for q in self.categorical:
+            level = torch.arange(self.levels[q], device=x.device)
+            hot = (x[:, q, None] == level).to(x.dtype)
+            parts.append(hot if mask is None else hot * mask[:, q, None])
+        return torch.cat(parts, dim=1)
+
+    def features(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Covariates with gaps as network inputs (N×(width+Q)): values, then the mask."""
+        return torch.cat([self.values(x, mask), mask.to(x.dtype)], dim=1)

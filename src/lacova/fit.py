@@ -1,0 +1,164 @@
+"""The training loop: batches, optimisers, early stopping, progress. Knows no maths."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from lacova.batches import Batches
+from lacova.covariates.expectation import DEFAULT_CAP
+from lacova.objective import Terms, elbo, encode
+from lacova.priors import GPPrior
+from lacova.table import Table
+from lacova.vae import ConditionalVAE
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on."""
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """How to train.
+
+    Args:
+        max_epochs: passes over the training rows.
+        batch_size: rows per step, or patients per step where there is an instance column.
+        learning_rate: of Adam for the networks.
+        kernel_learning_rate: of Adam for kernel parameters, σ_z² and inducing inputs.
+        natural_rate: step of the natural gradient of q(v), between 0 and 1.
+        patience: epochs without improvement on the validation rows before training stops.
+        samples: draws of continuous x_u and of z per row and step.
+        cap: largest joint table of missing categories that is summed exactly.
+        seed: of every random number; the same seed gives the same model on the same CPU.
+        progress: show a progress bar on stderr; None shows it in a terminal only.
+    """
+
+    max_epochs: int = 200
+    batch_size: int = 100
+    learning_rate: float = 1e-3
+    kernel_learning_rate: float = 1e-2
+    natural_rate: float = 0.1
+    patience: int = 30
+    samples: int = 1
+    cap: int = DEFAULT_CAP
+    seed: int = 0
+    progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_epochs", "batch_size", "patience", "samples", "cap"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+        for name in ("learning_rate", "kernel_learning_rate"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)!r}.")
+        if not 0 < self.natural_rate <= 1:
+            raise ValueError(f"natural_rate must lie in (0, 1], got {self.natural_rate!r}.")
+
+
+Record = dict[str, float]
+
+
+class _Bar(Protocol):
+    def show(self, epoch: int, record: Record) -> None: ...
+
+
+def fit(vae: ConditionalVAE, train: Table, validation: Table | None, options: FitOptions) -> list[Record]:
+    """Train in place and return one record per epoch: the terms per training row, and the validation bound per row."""
+    device = next(vae.parameters()).device
+    noise = torch.Generator(device).manual_seed(options.seed)
+    order = torch.Generator().manual_seed(options.seed)
+    batches = Batches(train.to(device), options.batch_size)
+    optimiser = _optimiser(vae, options)
+    records: list[Record] = []
+    best, best_state, best_epoch = -float("inf"), None, 0
+    with _progress(options) as bar:
+        for epoch in range(options.max_epochs):
+            vae.train()
+            sums: Record = {}
+            for batch in batches.shuffled(order):
+                terms = elbo(vae, batch, noise, options.samples, options.cap)
+                _step(vae, terms, optimiser, options, len(train), epoch)
+                for name, value in terms.named().items():
+                    sums[name] = sums.get(name, 0.0) + value / (len(batches) * len(train))
+            record = {"epoch": epoch + 1.0, **sums}
+            if validation is not None:
+                record["validation"] = score = evaluate(vae, validation, options)
+                if score > best:
+                    best, best_state, best_epoch = score, copy.deepcopy(vae.state_dict()), epoch
+            records.append(record)
+            if bar is not None:
+                bar.show(epoch + 1, record)
+            if validation is not None and epoch - best_epoch >= options.patience:
+                break
+    if best_state is not None:
+        vae.load_state_dict(best_state)
+    vae.eval()
+    ordered = Batches(train.to(device), options.batch_size).in_order()
+    vae.prior.absorb(encode(vae, batch, noise, options.samples, options.cap) for _, batch in ordered)
+    return records
+
+
+@torch.no_grad()
+def evaluate(vae: ConditionalVAE, table: Table, options: FitOptions) -> float:
+    """The bound per row on held-out rows, with the same noise every time."""
+    vae.eval()
+    device = next(vae.parameters()).device
+    noise = torch.Generator(device).manual_seed(options.seed)
+    batches = Batches(table.to(device), options.batch_size).in_order()
+    return sum(float(elbo(vae, batch, noise, options.samples, options.cap).data) for _, batch in batches) / len(table)
+
+
+def _step(
+    vae: ConditionalVAE, terms: Terms, optimiser: torch.optim.Optimizer, options: FitOptions, rows: int, epoch: int
+) -> None:
+    loss = -terms.elbo / rows
+    if not torch.isfinite(loss):
+        broken = [name for name, value in terms.named().items() if value != value or abs(value) == float("inf")]
+        raise TrainingError(
+            f"the loss became non-finite in epoch {epoch + 1} ({', '.join(broken)}). Try a smaller learning_rate or "
+            "natural_rate, look for extreme values in the table, or raise the noise floor."
+        )
+    optimiser.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature is untyped
+    optimiser.step()
+    if terms.statistics is not None and isinstance(vae.prior, GPPrior):
+        vae.prior.inducing.natural_step(terms.statistics, options.natural_rate)
+
+
+def _optimiser(vae: ConditionalVAE, options: FitOptions) -> torch.optim.Adam:
+    kernel = list(vae.prior.parameters()) if isinstance(vae.prior, GPPrior) else []
+    known = {id(p) for p in kernel}
+    networks = [p for p in vae.parameters() if id(p) not in known]
+    groups = [{"params": networks, "lr": options.learning_rate}, {"params": kernel, "lr": options.kernel_learning_rate}]
+    return torch.optim.Adam([group for group in groups if group["params"]])
+
+
+class _RichBar(Progress):
+    def start_task_for(self, epochs: int) -> None:
+        self._job = self.add_task("training", total=epochs, note="")
+
+    def show(self, epoch: int, record: Record) -> None:
+        shown = ("elbo", "reconstruction", "kl_latent", "kl_covariates", "validation")
+        note = "  ".join(f"{name} {record[name]:.4g}" for name in shown if name in record)
+        self.update(self._job, completed=epoch, note=note)
+
+
+def _progress(options: FitOptions) -> AbstractContextManager[_Bar | None]:
+    wanted = sys.stderr.isatty() if options.progress is None else options.progress
+    if not wanted:
+        return nullcontext()
+    bar = _RichBar(
+        TextColumn("epoch"), MofNCompleteColumn(), BarColumn(bar_width=20), TimeRemainingColumn(),
+        TextColumn("per row: {task.fields[note]}"), console=Console(file=sys.stderr),
+    )  # fmt: skip
+    bar.start_task_for(options.max_epochs)
+    return bar

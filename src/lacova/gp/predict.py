@@ -1,0 +1,108 @@
+"""The Gaussian process after training: what all rows say of v, and z at new covariates, with a patient's history.
+
+Integrates q(Z): with Σ = QQ + Σ̂ (low rank plus blocks), mean K*Σ⁻¹μ and covariance
+K** − K*Σ⁻¹K*ᵀ + K*Σ⁻¹WΣ⁻¹K*ᵀ, without ever forming an N×N matrix: O(N M²) once, O(M²) per new row.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lacova.gp.bounds import Blocks, blocks, own_factor, project
+from lacova.gp.inducing import NaturalStatistics, Whitened
+from lacova.gp.kernels import AdditiveKernel
+from lacova.linalg import cholesky
+
+
+class LatentPosterior(NamedTuple):
+    """v given all training rows: v | Z ~ N(H b(Z), H), and Z ~ q(Z).
+
+    Attributes:
+        q: N(E[H b], H).
+        encoder_spread: G (L×M×M) with Cov[b] = G under q(Z); the marginal covariance of v is H + HGH.
+    """
+
+    q: Whitened
+    encoder_spread: Tensor
+
+    def spread(self, c: Tensor) -> Tensor:
+        """cᵀ(H + HGH)c (L×V×n×n) for c (L×V×n×M)."""
+        factor = self.q.precision_factor[:, None]
+        white = torch.linalg.solve_triangular(factor, c.mT, upper=False)  # H^½ᵀ c
+        hc = torch.linalg.solve_triangular(factor.mT, white, upper=True)  # H c
+        return white.mT @ white + hc.mT @ self.encoder_spread[:, None] @ hc
+
+
+class History(NamedTuple):
+    """Visits already seen, of the same groups as the new rows: x (K×Q), q(z) (K×L each), group (K,).
+
+    `trained` (groups,) says which of them were also training rows, in the posterior of v already.
+    """
+
+    x: Tensor
+    mean: Tensor
+    var: Tensor
+    group: Tensor
+    trained: Tensor
+
+
+def latent_posterior(statistics: NaturalStatistics, encoder_spread: Tensor) -> LatentPosterior:
+    """From A, b and G summed over the training rows: H = (I + A)⁻¹."""
+    eye = torch.eye(statistics.precision.shape[-1], dtype=encoder_spread.dtype, device=encoder_spread.device)
+    factor = cholesky(eye + statistics.precision, jitter=0.0)
+    mean = torch.cholesky_solve(statistics.shift[..., None], factor)[..., 0]
+    return LatentPosterior(Whitened(mean, factor), encoder_spread)
+
+
+def row_encoder_spread(a: Tensor, noise: Tensor, var: Tensor, weight: Tensor) -> Tensor:
+    """Σ_i E[a_i σ_z⁻² σ_i² σ_z⁻² a_iᵀ] (L×M×M); var (L×K) already repeated for the completed rows."""
+    return (a * (var * weight / noise[:, None] ** 2)[:, None, :]) @ a.mT
+
+
+def patient_encoder_spread(
+    kernel: AdditiveKernel, a: Tensor, x: Tensor, group: Tensor, noise: Tensor, var: Tensor, weight: Tensor
+) -> Tensor:
+    """Σ_p E[a_p Σ̂_p⁻¹ W_p Σ̂_p⁻¹ a_pᵀ] (L×M×M)."""
+    pad = blocks(group)
+    inverse_factor, _ = own_factor(kernel, x[pad.index], pad, noise)
+    gain = inverse_factor.mT @ (inverse_factor @ pad.gather(a).permute(0, 2, 3, 1))  # Σ̂⁻¹aᵀ, L×V×n×M
+    return torch.einsum("lvnm,lvnk->lmk", gain * (pad.gather(var) * weight[:, None])[..., None], gain)
+
+
+def predict_blocks(
+    kernel: AdditiveKernel, inducing: Tensor, posterior: LatentPosterior, noise: Tensor,
+    x: Tensor, group: Tensor, history: History | None = None,
+) -> tuple[Tensor, Tensor, Blocks]:  # fmt: skip
+    """Mean (L×V×n) and covariance (L×V×n×n) of z at the rows x (K×Q), jointly within each group (V of them)."""
+    pad = blocks(group)
+    xb = x[pad.index]
+    both = pad.filled[:, :, None] & pad.filled[:, None, :]
+    c = pad.gather(project(kernel, inducing, x)).permute(0, 2, 3, 1)  # L×V×n×M
+    every = (*kernel.shared, *kernel.own)
+    covariance = torch.where(both, kernel(xb, xb, every), 0.0) - c @ c.mT
+    mean: Tensor | float = 0.0
+    if history is not None:
+        past = blocks(history.group, len(pad.index))
+        xh = history.x[past.index]
+        inverse_factor, _ = own_factor(kernel, xh, past, noise)
+        reach = pad.filled[:, :, None] & past.filled[:, None, :]
+        cross = torch.where(reach, kernel(xb, xh, kernel.own), 0.0)  # K^(R)_{*h}
+        gain = cross @ inverse_factor.mT @ inverse_factor  # B = K^(R)_{*h} Σ̂⁻¹
+        ah = past.gather(project(kernel, inducing, history.x)).permute(0, 2, 3, 1)
+        mu, w = past.gather(history.mean.mT), past.gather(history.var.mT)
+        c = c - gain @ ah
+        mean = (gain @ mu[..., None])[..., 0]
+        noisy_gain = gain * w[..., None, :]
+        covariance = covariance - gain @ cross.mT + noisy_gain @ gain.mT
+        # Cov[v, z_h] = H a_h Σ̂⁻¹ W_h, for the patients that the posterior of v has already seen.
+        white = inverse_factor.mT @ (inverse_factor @ ah)
+        hv = torch.cholesky_solve(white.mT, posterior.q.precision_factor[:, None])
+        shared_error = (c @ hv) @ noisy_gain.mT * history.trained[:, None, None]
+        covariance = covariance + shared_error + shared_error.mT
+    covariance = covariance + posterior.spread(c)
+    mean = mean + torch.einsum("lvnm,lm->lvn", c, posterior.q.mean)
+    diagonal = torch.where(pad.filled, noise[:, None, None], 1.0)
+    return mean, covariance + torch.diag_embed(diagonal), pad

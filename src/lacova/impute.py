@@ -1,0 +1,30 @@
+"""Imputation draws of y_u and x_u given everything observed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+
+from lacova.covariates.belief import draw
+from lacova.predict import Draws, chunks, predictive_draws
+from lacova.table import Table
+from lacova.vae import ConditionalVAE
+
+
+@torch.no_grad()
+def imputation_draws(
+    vae: ConditionalVAE, table: Table, draws: int, generator: torch.Generator, trained: Collection[Any] = ()
+) -> Iterator[Draws]:
+    """Draws for every row: z from q(z | y_o, x_o) where the row has some y, from the predictive law where it has none."""
+    for rows, batch in chunks(table, draws):
+        seen = batch.y_mask.any(1)
+        x = draw(vae.believe(batch), batch, vae.space, draws, generator)[:, seen]
+        mean, var = (part[seen] for part in vae.encode(batch))
+        z = mean + var.sqrt() * torch.randn(draws, *mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
+        location = vae.decode(z.flatten(0, 1), x.flatten(0, 1)).unflatten(0, (draws, -1))
+        yield Draws(rows[seen.to(rows.device)], location, vae.likelihood.sample(location, generator), x)
+    unseen = ~table.y_mask.any(1).cpu()
+    if unseen.any():
+        yield from predictive_draws(vae, table, unseen, draws, generator, trained)

@@ -1,0 +1,377 @@
+"""The public models: they assemble the parts and delegate."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Literal, Self
+
+import numpy as np
+import pandas as pd
+import torch
+from sklearn.cluster import kmeans_plusplus
+from torch import Tensor
+
+from lacova.batches import Batches
+from lacova.covariates.belief import best_guess, draw
+from lacova.covariates.posterior import AmortisedPosterior
+from lacova.covariates.prior import FactorisedPrior
+from lacova.fit import FitOptions, fit
+from lacova.gp.formula import components
+from lacova.gp.inducing import InducingPoints
+from lacova.gp.kernels import AdditiveKernel
+from lacova.impute import imputation_draws
+from lacova.likelihoods import NOISE_FLOOR, GaussianLikelihood
+from lacova.networks import Conv, Dense, resolve
+from lacova.objective import elbo, log_likelihood
+from lacova.predict import Draws, chunks, predictive_draws
+from lacova.priors import ConditionalNormal, GPPrior, LatentPrior, StandardNormal
+from lacova.schema import DataError, Schema
+from lacova.table import Codec, Scaling, Table
+from lacova.vae import ConditionalVAE
+
+MEAN_DRAWS = 100
+
+
+class NotFittedError(RuntimeError):
+    """The model has not been fitted yet."""
+
+
+class Model(ABC):
+    """What all models share. See `CVAE` and `GPPriorVAE`.
+
+    Args:
+        schema: the roles of the columns.
+        latent_dim: L, dimensions of z.
+        networks: `Dense(...)`, `Conv(...)`, or a preset's name.
+        scaling: of the measurements: "standard", "minmax" or "none". Continuous covariates are standardised.
+        covariate_posterior: "xy" for q(x_u | y_o, x_o), "x" for the paper's q(x_u | x_o).
+        covariate_prior: domain knowledge that replaces the observed moments or frequencies of some covariates:
+            `{"height": (170, 10), "sex": {"f": 0.5, "m": 0.5}}`.
+        noise_floor: least noise variance of a (scaled) measurement.
+    """
+
+    def __init__(
+        self, schema: Schema, *, latent_dim: int = 8, networks: str | Dense | Conv = "clinical",
+        scaling: Scaling = "standard", covariate_posterior: Literal["xy", "x"] = "xy",
+        covariate_prior: Mapping[str, object] | None = None, noise_floor: float = NOISE_FLOOR,
+    ) -> None:  # fmt: skip
+        if not schema.covariates:
+            raise ValueError(f"{type(self).__name__} conditions on covariates: name at least one in the schema.")
+        if isinstance(latent_dim, bool) or not isinstance(latent_dim, int) or latent_dim < 1:
+            raise ValueError(f"latent_dim must be a whole number of at least 1, got {latent_dim!r}.")
+        if covariate_posterior not in ("xy", "x"):
+            raise ValueError(f"covariate_posterior is {covariate_posterior!r}; expected 'xy' or 'x'.")
+        self.schema = schema
+        self.latent_dim = latent_dim
+        self.networks = resolve(networks)
+        self.scaling: Scaling = scaling
+        self.covariate_posterior = covariate_posterior
+        self.covariate_prior = dict(covariate_prior or {})
+        self.noise_floor = noise_floor
+        self._codec: Codec | None = None
+        self._vae: ConditionalVAE | None = None
+        self._trained: frozenset[Any] = frozenset()
+        self._options = FitOptions()
+        self.training: pd.DataFrame | None = None
+
+    # The part in which models differ.
+
+    decoder_sees_x: bool
+
+    @abstractmethod
+    def _latent_prior(self, codec: Codec, table: Table, covariates: FactorisedPrior, seed: int) -> LatentPrior: ...
+
+    def fit(
+        self, train: pd.DataFrame, validation: pd.DataFrame | None = None, *, max_epochs: int = 200,
+        seed: int = 0, device: str = "auto", **options: Any,
+    ) -> Self:  # fmt: skip
+        """Learn from a table with gaps in Y and X.
+
+        Args:
+            train: the training rows.
+            validation: rows to stop early on; the best weights are restored. Without them, all epochs are run.
+            max_epochs: most passes over the rows.
+            seed: the same seed gives the same model on the same CPU, bit for bit.
+            device: "auto", "cpu", "cuda", or any torch device.
+            **options: the other fields of `lacova.FitOptions` (batch_size, learning_rate, patience, ...).
+        """
+        settings = FitOptions(max_epochs=max_epochs, seed=seed, **options)
+        target = _device(device)
+        codec = Codec.learn(self.schema, train, self.scaling)
+        table = codec.encode(train)
+        held_out = None if validation is None else codec.encode(validation)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            vae = self._assemble(codec, table, seed)
+        vae.to(target)
+        records = fit(vae, table, held_out, settings)
+        self._codec, self._vae, self._options, self._trained = codec, vae, settings, frozenset(table.labels)
+        self.training = pd.DataFrame(records)
+        return self
+
+    def _assemble(self, codec: Codec, table: Table, seed: int) -> ConditionalVAE:
+        measurements = len(self.schema.measurements)
+        covariates = FactorisedPrior.learn(codec.space, table)
+        covariates.override(codec, self.covariate_prior)
+        seen = measurements if self.covariate_posterior == "xy" else 0
+        return ConditionalVAE(
+            codec.space, measurements, self.latent_dim, self.networks, decoder_sees_x=self.decoder_sees_x,
+            prior=self._latent_prior(codec, table, covariates, seed), covariate_prior=covariates,
+            covariate_posterior=AmortisedPosterior(codec.space, seen, covariates),
+            likelihood=GaussianLikelihood(measurements, self.noise_floor),
+        )  # fmt: skip
+
+    def impute(
+        self, data: pd.DataFrame, draws: int | None = None, *, interval: float | None = None, seed: int = 0
+    ) -> pd.DataFrame:
+        """Fill the gaps of a table; observed entries come back as they were.
+
+        Args:
+            data: rows with gaps in Y and X.
+            draws: None for one table (mean of a number, most probable level of a category); n for n completed
+                tables one below the other, numbered in a column `draw`.
+            interval: with `draws=None`, adds `<column>_lower` and `<column>_upper`, the central interval of each
+                numeric column (observed entries: the value itself).
+            seed: of the draws.
+        """
+        codec, vae = self._fitted()
+        table = codec.encode(data)
+        if draws is not None:
+            return self._impute_long(data, codec, vae, table, _count(draws), seed)
+        wanted = None if interval is None else _tails(interval)
+        located, low, high = _summaries(
+            imputation_draws(vae, self._move(table), MEAN_DRAWS if wanted is None else 4 * MEAN_DRAWS, self._noise(seed), self._trained),
+            len(table), len(self.schema.measurements), len(self.schema.covariates), wanted,
+        )  # fmt: skip
+        guess = torch.empty_like(table.x)
+        for rows, batch in chunks(self._move(table), 1):
+            guess[rows] = best_guess(vae.believe(batch), batch, vae.space).detach().cpu()
+        done = codec.fill(data, codec.decode_measurements(located[0]), guess)
+        return done if wanted is None else self._add_intervals(data, done, codec, low, high)
+
+    def _impute_long(
+        self, data: pd.DataFrame, codec: Codec, vae: ConditionalVAE, table: Table, draws: int, seed: int
+    ) -> pd.DataFrame:
+        y = torch.empty(draws, *table.y.shape)
+        x = torch.empty(draws, *table.x.shape)
+        for part in imputation_draws(vae, self._move(table), draws, self._noise(seed), self._trained):
+            y[:, part.rows], x[:, part.rows] = part.y.cpu(), part.x.cpu()
+        tables = [codec.fill(data, codec.decode_measurements(y[k]), x[k]) for k in range(draws)]
+        for k, one in enumerate(tables):
+            one.insert(0, "draw", k)
+        return pd.concat(tables)
+
+    def _add_intervals(
+        self, data: pd.DataFrame, done: pd.DataFrame, codec: Codec, low: list[Tensor], high: list[Tensor]
+    ) -> pd.DataFrame:
+        sides = {side: codec.fill(data, codec.decode_measurements(y), x) for side, (y, x) in (("lower", low), ("upper", high))}
+        numeric = [c for c in self.schema.columns if c not in codec.levels and c != self.schema.instance]
+        extra = {f"{c}_{side}": sides[side][c] for c in numeric for side in ("lower", "upper")}
+        return pd.concat([done, pd.DataFrame(extra, index=done.index)], axis=1)
+
+    def predict(
+        self, x: pd.DataFrame, history: pd.DataFrame | None = None, *, draws: int = MEAN_DRAWS,
+        interval: float | None = None, seed: int = 0,
+    ) -> pd.DataFrame:  # fmt: skip
+        """Predict Y for covariates with gaps; any measurements in `x` are not looked at.
+
+        Args:
+            x: rows of covariates (and the instance column, if there is one).
+            history: earlier visits of some of the patients in `x`, measurements included.
+            draws: how many draws of x_u and z to average over.
+            interval: adds `<column>_lower` and `<column>_upper`, a central interval such as 0.9.
+            seed: of the draws.
+
+        Returns:
+            the predictive mean of every measurement, with the index of `x`.
+        """
+        codec, _ = self._fitted()
+        wanted = None if interval is None else _tails(interval)
+        located, low, high = _summaries(
+            self._predict_draws(x, history, _count(draws), seed), len(x),
+            len(self.schema.measurements), len(self.schema.covariates), wanted,
+        )  # fmt: skip
+        out = pd.DataFrame(codec.decode_measurements(located[0]), index=x.index, columns=list(self.schema.measurements))
+        if wanted is None:
+            return out
+        ends = {"lower": codec.decode_measurements(low[0]), "upper": codec.decode_measurements(high[0])}
+        extra = {f"{c}_{side}": ends[side][:, d] for d, c in enumerate(self.schema.measurements) for side in ends}
+        return pd.concat([out, pd.DataFrame(extra, index=x.index)], axis=1)
+
+    def sample(
+        self, x: pd.DataFrame, history: pd.DataFrame | None = None, *, draws: int = 20, seed: int = 0
+    ) -> pd.DataFrame:
+        """Draw Y (noise included) for covariates with gaps: `draws` tables one below the other, numbered in `draw`."""
+        codec, _ = self._fitted()
+        y = torch.empty(_count(draws), len(x), len(self.schema.measurements))
+        for part in self._predict_draws(x, history, draws, seed):
+            y[:, part.rows] = part.y.cpu()
+        tables = [pd.DataFrame(codec.decode_measurements(one), index=x.index, columns=list(self.schema.measurements)) for one in y]
+        for k, one in enumerate(tables):
+            one.insert(0, "draw", k)
+        return pd.concat(tables)
+
+    def _predict_draws(self, x: pd.DataFrame, history: pd.DataFrame | None, draws: int, seed: int) -> Iterable[Draws]:
+        codec, vae = self._fitted()
+        table, new = codec.encode(x, measurements=False), len(x)
+        if history is not None:
+            if self.schema.instance is None:
+                raise DataError("history belongs to instances, but the schema has no instance column: give Schema(instance=...).")
+            past = history[history[self.schema.instance].isin(set(x[self.schema.instance]))]
+            if len(past):
+                both = pd.concat([x.drop(columns=list(self.schema.measurements), errors="ignore"), past[list(self.schema.columns)]])
+                table = codec.encode(both)
+        marked = torch.arange(len(table)) < new
+        return predictive_draws(vae, self._move(table), marked, draws, self._noise(seed), self._trained)
+
+    def log_likelihood(self, data: pd.DataFrame, *, draws: int = MEAN_DRAWS, seed: int = 0) -> pd.Series[float]:
+        """Per row, log p(y_o | x_o) in the measurements' own units, by importance sampling with `draws` draws."""
+        codec, vae = self._fitted()
+        table = self._move(codec.encode(data))
+        noise, out = self._noise(seed), torch.empty(len(table), dtype=torch.float64)
+        for rows, batch in chunks(table, _count(draws)):
+            value = log_likelihood(vae, batch, draws, noise).double() + codec.log_jacobian(batch.y_mask)
+            out[rows] = value.cpu()
+        return pd.Series(out.numpy(), index=data.index, name="log_likelihood")
+
+    @torch.no_grad()
+    def elbo(self, data: pd.DataFrame, *, samples: int = 1, seed: int = 0) -> dict[str, float]:
+        """The named terms of the bound on log p(Y_o | X_o), summed over a whole table, in the measurements' own units."""
+        codec, vae = self._fitted()
+        table = self._move(codec.encode(data))
+        noise = self._noise(seed)
+        total = {"reconstruction": float(codec.log_jacobian(table.y_mask).sum()), "kl_latent": 0.0, "kl_covariates": 0.0}
+        inducing = 0.0
+        for _, batch in Batches(table, self._options.batch_size).in_order():
+            terms = elbo(vae, batch, noise, samples, self._options.cap).named()
+            total = {name: value + terms[name] for name, value in total.items()}
+            inducing = terms["kl_inducing"]
+        total["kl_inducing"] = inducing
+        total["elbo"] = total["reconstruction"] - total["kl_latent"] - total["kl_covariates"] - inducing
+        return total
+
+    def _fitted(self) -> tuple[Codec, ConditionalVAE]:
+        if self._codec is None or self._vae is None:
+            raise NotFittedError(f"this {type(self).__name__} has not been fitted; call fit(train) first.")
+        return self._codec, self._vae
+
+    def _move(self, table: Table) -> Table:
+        return table.to(next(self._fitted()[1].parameters()).device)
+
+    def _noise(self, seed: int) -> torch.Generator:
+        return torch.Generator(next(self._fitted()[1].parameters()).device).manual_seed(seed)
+
+
+class CVAE(Model):
+    """Conditional VAE that learns through gaps in Y and X: p(y | z, x) p(z | x) p(x).
+
+    Args:
+        latent_prior: "normal" for p(z) = N(0, I), "conditional" for a network p(z | x).
+
+    The other arguments are those of `Model`.
+
+    Example:
+        >>> import numpy as np, pandas as pd, lacova
+        >>> rng = np.random.default_rng(0)
+        >>> age = rng.normal(50, 10, 200)
+        >>> table = pd.DataFrame({"age": age, "chol": 0.05 * age + rng.normal(0, 0.2, 200)})
+        >>> table = table.mask(rng.random(table.shape) < 0.2)
+        >>> schema = lacova.Schema(["chol"], {"age": "continuous"})
+        >>> model = lacova.CVAE(schema, latent_dim=1).fit(table, max_epochs=5)
+        >>> int(model.impute(table).isna().sum().sum())
+        0
+    """
+
+    decoder_sees_x = True
+
+    def __init__(self, schema: Schema, *, latent_prior: Literal["normal", "conditional"] = "normal", **settings: Any) -> None:
+        super().__init__(schema, **settings)
+        if latent_prior not in ("normal", "conditional"):
+            raise ValueError(f"latent_prior is {latent_prior!r}; expected 'normal' or 'conditional'.")
+        self.latent_prior = latent_prior
+
+    def _latent_prior(self, codec: Codec, table: Table, covariates: FactorisedPrior, seed: int) -> LatentPrior:
+        if self.latent_prior == "normal":
+            return StandardNormal(self.latent_dim)
+        return ConditionalNormal(codec.space, self.latent_dim)
+
+
+class GPPriorVAE(Model):
+    """GP-prior VAE that learns through gaps in Y and X: p(y | z) with z_l an additive Gaussian process of x.
+
+    Args:
+        prior: a formula such as `"gp(day) + gp(day):cat(sex) + gp(day):cat(id)"`, one of the paper's variants
+            ("regression", "temporal", "longitudinal"), or None for the variant that suits the schema.
+        inducing: M, number of inducing inputs.
+
+    The other arguments are those of `Model`.
+    """
+
+    decoder_sees_x = False
+
+    def __init__(self, schema: Schema, *, prior: str | None = None, inducing: int = 60, **settings: Any) -> None:
+        super().__init__(schema, **settings)
+        if isinstance(inducing, bool) or not isinstance(inducing, int) or inducing < 1:
+            raise ValueError(f"inducing must be a whole number of at least 1, got {inducing!r}.")
+        self.components = components(prior, schema)
+        self.inducing = inducing
+
+    @property
+    def formula(self) -> str:
+        """The prior as a formula."""
+        return " + ".join(component.formula(self.schema) for component in self.components)
+
+    def _latent_prior(self, codec: Codec, table: Table, covariates: FactorisedPrior, seed: int) -> LatentPrior:
+        kernel = AdditiveKernel(self.components, codec.space, self.latent_dim)
+        count = self.inducing if kernel.shared else 0
+        inputs = _inducing_inputs(codec, table, covariates, count, seed)
+        return GPPrior(kernel, InducingPoints(inputs, codec.space, self.latent_dim))
+
+
+def _inducing_inputs(codec: Codec, table: Table, covariates: FactorisedPrior, count: int, seed: int) -> Tensor:
+    """Training rows spread over the covariate space (k-means++), their gaps drawn from the prior."""
+    batch = replace(Batches(table).batch(torch.arange(Batches(table).units)), scale=1.0)
+    x = draw(covariates(batch), batch, codec.space, 1, torch.Generator().manual_seed(seed))[0]
+    features = codec.space.values(x).double().numpy()
+    distinct = len(np.unique(features, axis=0))
+    count = min(count, distinct)
+    if count == 0:
+        return x[:0]
+    _, chosen = kmeans_plusplus(features, count, random_state=seed)
+    return x[chosen]
+
+
+def _summaries(
+    parts: Iterable[Draws], rows: int, measurements: int, covariates: int, tails: tuple[float, float] | None
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Mean of y, and lower and upper quantiles of y and x, without holding all draws of all rows at once."""
+    located = [torch.empty(rows, measurements)]
+    low = [torch.empty(rows, measurements), torch.empty(rows, covariates)]
+    high = [torch.empty_like(part) for part in low]
+    for part in parts:
+        located[0][part.rows] = part.location.mean(0).cpu()
+        if tails is not None:
+            for k, draws in enumerate((part.y, part.x)):
+                ends = torch.quantile(draws, torch.tensor(tails, dtype=draws.dtype, device=draws.device), dim=0).cpu()
+                low[k][part.rows], high[k][part.rows] = ends[0], ends[1]
+    return located, low, high
+
+
+def _tails(interval: float) -> tuple[float, float]:
+    if not 0.0 < interval < 1.0:
+        raise ValueError(f"interval must lie between 0 and 1, such as 0.9; got {interval!r}.")
+    return (1.0 - interval) / 2.0, (1.0 + interval) / 2.0
+
+
+def _count(draws: int) -> int:
+    if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
+        raise ValueError(f"draws must be a whole number of at least 1, got {draws!r}.")
+    return draws
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)

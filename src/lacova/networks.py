@@ -1,0 +1,131 @@
+"""Encoders and decoders: dense and convolutional, with the paper's two architectures by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+# Log-variances of q(z) stay within these bounds, so that a variance neither vanishes nor overflows in float32.
+LOG_VAR_RANGE = (-14.0, 8.0)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Fully connected encoder and decoder; `encoder` and `decoder` are hidden widths, () for a linear map."""
+
+    encoder: tuple[int, ...] = (128, 64)
+    decoder: tuple[int, ...] = (64, 128)
+
+
+@dataclass(frozen=True)
+class Conv:
+    """Convolutional encoder and decoder for images.
+
+    Args:
+        image: height and width; the measurements are the pixels, row by row. Both divisible by 4.
+        encoder_filters: filters of the two 3×3 convolutions, each of stride 2 and followed by 2×2 max pooling.
+        decoder_filters: channels that enter the two 4×4 transposed convolutions of stride 2.
+        encoder, decoder: widths of the dense layers after and before the convolutions.
+    """
+
+    image: tuple[int, int] = (36, 36)
+    encoder_filters: tuple[int, int] = (144, 144)
+    decoder_filters: tuple[int, int] = (256, 256)
+    encoder: tuple[int, ...] = (300, 30)
+    decoder: tuple[int, ...] = (30, 300)
+
+
+PRESETS: dict[str, Dense | Conv] = {
+    "clinical": Dense((128, 64), (64, 128)),  # the paper's table for the clinical trial
+    "rotated-digits": Conv(),  # the paper's table for 36×36 digits
+    "dense-digits": Dense((300, 30), (30, 300)),  # the same widths without the convolutions
+}
+
+
+def resolve(networks: str | Dense | Conv) -> Dense | Conv:
+    """The architecture behind a preset's name, or the one given."""
+    if isinstance(networks, str):
+        if networks not in PRESETS:
+            raise ValueError(f"networks is {networks!r}; the presets are {', '.join(PRESETS)}, or pass Dense(...) or Conv(...).")
+        return PRESETS[networks]
+    return networks
+
+
+def mlp(widths: Sequence[int]) -> nn.Sequential:
+    """Linear layers with ReLU between them."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+class Encoder(nn.Module):
+    """q(z | y_o, x_o): mean and variance of each latent dimension, from values and masks.
+
+    Args:
+        architecture: which networks.
+        measurements: D.
+        features: width of the covariate features.
+        latent_dim: L.
+    """
+
+    def __init__(self, architecture: Dense | Conv, measurements: int, features: int, latent_dim: int) -> None:
+        super().__init__()
+        self.trunk: nn.Module
+        if isinstance(architecture, Conv):
+            _check_image(architecture, measurements)
+            first, second = architecture.encoder_filters
+            self.trunk = nn.Sequential(
+                nn.Unflatten(1, (2, *architecture.image)),
+                nn.Conv2d(2, first, 3, stride=2, padding=1), nn.ReLU(), nn.MaxPool2d(2, 2),
+                nn.Conv2d(first, second, 3, stride=2, padding=1), nn.ReLU(), nn.MaxPool2d(2, 2),
+                nn.Flatten(),
+            )  # fmt: skip
+            inputs = self.trunk(torch.zeros(1, 2 * measurements)).shape[1]
+        else:
+            self.trunk, inputs = nn.Identity(), 2 * measurements
+        self.head = mlp([inputs + features, *architecture.encoder, 2 * latent_dim])
+
+    def forward(self, y: Tensor, y_mask: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        seen = y_mask.to(y.dtype)
+        image = self.trunk(torch.cat([y * seen, seen], dim=1))
+        mean, log_var = self.head(torch.cat([image, features], dim=1)).chunk(2, dim=1)
+        return mean, log_var.clamp(*LOG_VAR_RANGE).exp()
+
+
+class Decoder(nn.Module):
+    """Location of y given z, and given x too where `features` > 0 (the CVAE)."""
+
+    def __init__(self, architecture: Dense | Conv, latent_dim: int, features: int, measurements: int) -> None:
+        super().__init__()
+        inputs = latent_dim + features
+        if isinstance(architecture, Conv):
+            _check_image(architecture, measurements)
+            height, width = (side // 4 for side in architecture.image)
+            first, second = architecture.decoder_filters
+            self.network = nn.Sequential(
+                *mlp([inputs, *architecture.decoder, first * height * width]), nn.ReLU(),
+                nn.Unflatten(1, (first, height, width)),
+                nn.ConvTranspose2d(first, second, 4, stride=2, padding=1), nn.ReLU(),
+                nn.ConvTranspose2d(second, 1, 4, stride=2, padding=1), nn.Flatten(),
+            )  # fmt: skip
+        else:
+            self.network = mlp([inputs, *architecture.decoder, measurements])
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        out: Tensor = self.network(inputs)
+        return out
+
+
+def _check_image(architecture: Conv, measurements: int) -> None:
+    height, width = architecture.image
+    if height * width != measurements:
+        raise ValueError(
+            f"Conv(image={architecture.image}) expects {height * width} measurements (pixels row by row), got {measurements}."
+        )
+    if height % 4 or width % 4:
+        raise ValueError(f"Conv(image={architecture.image}): height and width must be divisible by 4; pad the images.")

@@ -1,0 +1,116 @@
+"""The evidence lower bound as named terms, and the importance-sampled likelihood it bounds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lacova.batches import Batch
+from lacova.covariates import belief as beliefs
+from lacova.covariates.expectation import DEFAULT_CAP, complete
+from lacova.gp.inducing import NaturalStatistics
+from lacova.priors import Encoded
+from lacova.vae import ConditionalVAE
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The bound on log p(Y_o | X_o), eqs. 7 to 11 of the paper, over the whole table (batch sums times N/N̂ or P/P̂).
+
+    Attributes:
+        reconstruction: E_q log p(Y_o | Z [, X]).
+        kl_latent: E_q KL[q(Z) ‖ p(Z | X)], or its bound D̂³ or D̂⁴ less `kl_inducing`.
+        kl_inducing: KL[q(v) ‖ p(v)] of the inducing values; 0 without a GP prior.
+        kl_covariates: KL[q(X_u) ‖ p(X_u)].
+        statistics: what a natural-gradient step of the GP prior needs.
+    """
+
+    reconstruction: Tensor
+    kl_latent: Tensor
+    kl_inducing: Tensor
+    kl_covariates: Tensor
+    statistics: NaturalStatistics | None = None
+
+    @property
+    def elbo(self) -> Tensor:
+        return self.data - self.kl_inducing
+
+    @property
+    def data(self) -> Tensor:
+        """The part that sums over rows: the bound for rows of which q(v) has not been learnt."""
+        return self.reconstruction - self.kl_latent - self.kl_covariates
+
+    def named(self) -> dict[str, float]:
+        names = ("reconstruction", "kl_latent", "kl_inducing", "kl_covariates", "elbo")
+        return {name: float(getattr(self, name).detach()) for name in names}
+
+
+def elbo(
+    vae: ConditionalVAE, batch: Batch, generator: torch.Generator, samples: int = 1, cap: int = DEFAULT_CAP
+) -> Terms:
+    """One unbiased estimate of the bound and of its gradient.
+
+    Args:
+        vae: the model.
+        batch: some rows, or whole patients.
+        generator: source of all noise.
+        samples: draws of continuous x_u, and of z, per row.
+        cap: largest joint table of missing categories that is summed exactly.
+    """
+    q_x = vae.covariate_posterior(batch)
+    kl_covariates = batch.scale * beliefs.kl(q_x, vae.covariate_prior(batch), batch, vae.space)
+    mean, var = vae.encode(batch)
+    scenarios = complete(
+        q_x, batch, vae.space, couple=vae.prior.couples_rows, samples=samples, generator=generator, cap=cap
+    )
+    prior = vae.prior.kl(scenarios, batch, mean, var)
+
+    noise = torch.randn(samples, *mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
+    z = mean + var.sqrt() * noise
+    if vae.decoder_sees_x:
+        row = scenarios.row
+        location = vae.decode(z[scenarios.sample, row], scenarios.x)
+        fit = vae.likelihood.log_prob(location, batch.y[row], batch.y_mask[row])
+        reconstruction = (fit * scenarios.row_weight).sum()
+    else:
+        location = vae.decode(z.flatten(0, 1), batch.x)
+        fit = vae.likelihood.log_prob(location.unflatten(0, z.shape[:2]), batch.y, batch.y_mask)
+        reconstruction = fit.mean(0).sum()
+    return Terms(batch.scale * reconstruction, prior.latent, prior.inducing, kl_covariates, prior.statistics)
+
+
+@torch.no_grad()
+def encode(vae: ConditionalVAE, batch: Batch, generator: torch.Generator, samples: int, cap: int) -> Encoded:
+    """What `LatentPrior.absorb` takes in: scenarios and q(Z) of one batch."""
+    scenarios = complete(
+        vae.covariate_posterior(batch), batch, vae.space,
+        couple=vae.prior.couples_rows, samples=samples, generator=generator, cap=cap,
+    )  # fmt: skip
+    return Encoded(scenarios, batch, *vae.encode(batch))
+
+
+@torch.no_grad()
+def log_likelihood(vae: ConditionalVAE, batch: Batch, draws: int, generator: torch.Generator) -> Tensor:
+    """Per row, log p(y_o | x_o) by importance sampling from q(z, x_u): a lower bound in expectation, tight as draws grow.
+
+    log 1/K Σ_k p(y_o | z_k, x_k) p(z_k | x_k) p(x_uk) / q(z_k) q(x_uk)
+    """
+    q_x, p_x = vae.believe(batch), vae.covariate_prior(batch)
+    mean, var = vae.encode(batch)
+    n = len(batch)
+    x = beliefs.draw(q_x, batch, vae.space, draws, generator)
+    z = mean + var.sqrt() * torch.randn(draws, *mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
+    flat_x, flat_z = x.flatten(0, 1), z.flatten(0, 1)
+    prior_mean, prior_var = vae.prior.predict(flat_x, torch.arange(draws * n, device=x.device))
+    fit = vae.likelihood.log_prob(vae.decode(flat_z, flat_x), batch.y.repeat(draws, 1), batch.y_mask.repeat(draws, 1))
+    weight = fit + _log_normal(flat_z, prior_mean, prior_var) - _log_normal(z, mean, var).flatten()
+    weight = weight.unflatten(0, (draws, n))
+    weight = weight + beliefs.log_density(p_x, x, batch, vae.space) - beliefs.log_density(q_x, x, batch, vae.space)
+    return weight.logsumexp(0) - math.log(draws)
+
+
+def _log_normal(z: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+    return -0.5 * ((z - mean) ** 2 / var + var.log() + math.log(2.0 * math.pi)).sum(-1)

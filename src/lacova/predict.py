@@ -1,0 +1,87 @@
+"""Predictive draws of y at given covariates, gaps in them integrated out; with a patient's history where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lacova.batches import Batch, Batches
+from lacova.covariates.belief import draw
+from lacova.priors import History
+from lacova.table import Table
+from lacova.vae import ConditionalVAE
+
+# Rows times draws that are decoded at a time: bounds memory at 10⁴ · D numbers or so.
+CHUNK = 20_000
+
+
+class Draws(NamedTuple):
+    """Draws for some rows of a table.
+
+    Attributes:
+        rows: the rows (n,).
+        location: p(y | z, x)'s location per draw (draws×n×D); its mean over draws is the mean of y.
+        y: draws of y itself (draws×n×D).
+        x: the completed covariates behind each draw (draws×n×Q).
+    """
+
+    rows: Tensor
+    location: Tensor
+    y: Tensor
+    x: Tensor
+
+
+def chunks(table: Table, draws: int) -> Iterator[tuple[Tensor, Batch]]:
+    """Batches of whole patients (or rows) of about CHUNK rows times draws."""
+    rows_per_unit = 1 if table.patient is None else -(-len(table) // len(table.labels))
+    return Batches(table, max(1, CHUNK // (draws * rows_per_unit))).in_order()
+
+
+@torch.no_grad()
+def predictive_draws(
+    vae: ConditionalVAE, table: Table, new: Tensor, draws: int, generator: torch.Generator, trained: Collection[Any] = ()
+) -> Iterator[Draws]:
+    """Draws of y for the rows marked `new` (N,), given the other rows of their patients as history.
+
+    Args:
+        vae: the trained model.
+        table: new rows, whose y is not looked at, and history.
+        new: which rows to predict.
+        draws: how many.
+        generator: source of noise.
+        trained: instance labels whose history is in the GP's posterior already.
+    """
+    known = torch.tensor([label in trained for label in table.labels], dtype=torch.bool)
+    for rows, batch in chunks(table, draws):
+        concerned = torch.zeros(batch.patients, dtype=torch.bool)
+        concerned[batch.patient.cpu()[new[rows]]] = True
+        keep = concerned[batch.patient.cpu()]
+        if not keep.any():
+            continue
+        rows, batch = rows[keep], batch.take(keep.to(batch.y.device))
+        asked = new[rows].to(batch.y.device)
+        batch = replace(batch, y_mask=batch.y_mask & ~asked[:, None])
+        x = draw(vae.believe(batch), batch, vae.space, draws, generator)
+        history = None
+        if vae.prior.couples_rows and table.patient is not None and not asked.all():
+            seen_before = known[table.patient[rows]].to(x.device)[batch.owner.unique()]
+            history = _history(vae, batch, x, ~asked, seen_before)
+        flat_x = x[:, asked].flatten(0, 1)
+        group = torch.arange(draws, device=x.device)[:, None] * batch.patients + batch.patient[asked]
+        z = vae.prior.sample(flat_x, group.flatten(), generator, history)
+        location = vae.decode(z, flat_x).unflatten(0, (draws, -1))
+        yield Draws(rows[new[rows]], location, vae.likelihood.sample(location, generator), x[:, asked])
+
+
+def _history(vae: ConditionalVAE, batch: Batch, x: Tensor, past: Tensor, trained: Tensor) -> History:
+    draws = len(x)
+    mean, var = vae.encode(batch)
+    group = torch.arange(draws, device=x.device)[:, None] * batch.patients + batch.patient[past]
+    return History(
+        x[:, past].flatten(0, 1), mean[past].repeat(draws, 1), var[past].repeat(draws, 1),
+        group.flatten(), trained.repeat(draws),
+    )  # fmt: skip

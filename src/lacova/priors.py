@@ -1,0 +1,206 @@
+"""Priors of the latent variables: standard normal, conditional on x, Gaussian process.
+
+Each offers the same three things: its KL to q(Z) for a batch, the law of z at given covariates, and draws from it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lacova.batches import Batch
+from lacova.covariates.expectation import Scenarios
+from lacova.covariates.space import CovariateSpace
+from lacova.gp.bounds import Bound, patient_bound, project, row_bound
+from lacova.gp.inducing import InducingPoints, NaturalStatistics, Whitened
+from lacova.gp.kernels import AdditiveKernel
+from lacova.gp.predict import (
+    History, LatentPosterior, latent_posterior, patient_encoder_spread, predict_blocks, row_encoder_spread,
+)  # fmt: skip
+from lacova.linalg import cholesky, gaussian_kl
+from lacova.networks import LOG_VAR_RANGE, mlp
+
+__all__ = ["ConditionalNormal", "GPPrior", "History", "LatentPrior", "PriorTerms", "StandardNormal"]
+
+NOISE_FLOOR = 1e-3
+
+
+class PriorTerms(NamedTuple):
+    """KL of Z for a batch, scaled to the table; KL of the inducing values; what moves the latter's belief."""
+
+    latent: Tensor
+    inducing: Tensor
+    statistics: NaturalStatistics | None = None
+
+
+class Encoded(NamedTuple):
+    """Everything that a pass over the training rows hands to a prior: scenarios and q(Z) of one batch."""
+
+    scenarios: Scenarios
+    batch: Batch
+    mean: Tensor
+    var: Tensor
+
+
+class LatentPrior(nn.Module, ABC):
+    """p_θ(Z | X)."""
+
+    couples_rows: bool = False
+
+    @abstractmethod
+    def kl(self, scenarios: Scenarios, batch: Batch, mean: Tensor, var: Tensor) -> PriorTerms:
+        """E_{x_u} KL[q(Z) ‖ p(Z | X)] with q(z_i) = N(mean_i, diag var_i), each N̂×L."""
+
+    @abstractmethod
+    def predict(self, x: Tensor, group: Tensor, history: History | None = None) -> tuple[Tensor, Tensor]:
+        """Mean and variance (K×L each) of z at completed covariates x (K×Q); `group` numbers the patients."""
+
+    def sample(
+        self, x: Tensor, group: Tensor, generator: torch.Generator, history: History | None = None
+    ) -> Tensor:
+        """Draws of z (K×L), joint within a group where the prior couples rows."""
+        mean, var = self.predict(x, group, history)
+        return mean + var.sqrt() * torch.randn(mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
+
+    def absorb(self, encoded: Iterable[Encoded]) -> None:
+        """Take in all training rows once training is over, for prediction. Nothing to keep unless rows are coupled."""
+        del encoded
+
+
+class StandardNormal(LatentPrior):
+    """p(z) = N(0, I), whatever x."""
+
+    def __init__(self, latent_dim: int) -> None:
+        super().__init__()
+        self.latent_dim = latent_dim
+
+    def kl(self, scenarios: Scenarios, batch: Batch, mean: Tensor, var: Tensor) -> PriorTerms:
+        one, zero = torch.ones_like(var), torch.zeros_like(mean)
+        return PriorTerms(batch.scale * gaussian_kl(mean, var, zero, one).sum(), mean.new_zeros(()))
+
+    def predict(self, x: Tensor, group: Tensor, history: History | None = None) -> tuple[Tensor, Tensor]:
+        zero = x.new_zeros(len(x), self.latent_dim)
+        return zero, torch.ones_like(zero)
+
+
+class ConditionalNormal(LatentPrior):
+    """p_θ(z | x) = N(μ_θ(x), diag σ_θ²(x)) from a network."""
+
+    def __init__(self, space: CovariateSpace, latent_dim: int, hidden: Sequence[int] = (64,)) -> None:
+        super().__init__()
+        self.space = space
+        self.network = mlp([space.width, *hidden, 2 * latent_dim])
+
+    def kl(self, scenarios: Scenarios, batch: Batch, mean: Tensor, var: Tensor) -> PriorTerms:
+        prior_mean, prior_var = self._moments(scenarios.x)
+        each = gaussian_kl(mean[scenarios.row], var[scenarios.row], prior_mean, prior_var).sum(-1)
+        return PriorTerms(batch.scale * (each * scenarios.row_weight).sum(), mean.new_zeros(()))
+
+    def predict(self, x: Tensor, group: Tensor, history: History | None = None) -> tuple[Tensor, Tensor]:
+        return self._moments(x)
+
+    def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_var = self.network(self.space.values(x)).chunk(2, dim=1)
+        return mean, log_var.clamp(*LOG_VAR_RANGE).exp()
+
+
+class GPPrior(LatentPrior):
+    """z_l = f_l(x) + N(0, σ_z²), f_l an additive Gaussian process: D̂³ for rows, D̂⁴ where the instance has a component.
+
+    Args:
+        kernel: the additive kernel.
+        inducing: S and q(v).
+        noise: σ_z² to start from; it is learnt, above a floor.
+    """
+
+    def __init__(self, kernel: AdditiveKernel, inducing: InducingPoints, noise: float = 0.1) -> None:
+        super().__init__()
+        self.kernel, self.inducing = kernel, inducing
+        self.couples_rows = bool(kernel.own)
+        latent_dim, count = inducing.shift.shape
+        dtype = inducing.shift.dtype
+        self.raw_noise = nn.Parameter(torch.full((latent_dim,), noise - NOISE_FLOOR, dtype=dtype).log())
+        self.register_buffer("posterior_mean", torch.zeros(latent_dim, count, dtype=dtype))
+        self.register_buffer("posterior_factor", torch.eye(count, dtype=dtype).repeat(latent_dim, 1, 1))
+        self.register_buffer("posterior_spread", torch.zeros(latent_dim, count, count, dtype=dtype))
+
+    posterior_mean: Tensor
+    posterior_factor: Tensor
+    posterior_spread: Tensor
+
+    @property
+    def noise(self) -> Tensor:
+        """σ_z² (L,)."""
+        return NOISE_FLOOR + self.raw_noise.exp()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.raw_noise.dtype
+
+    def kl(self, scenarios: Scenarios, batch: Batch, mean: Tensor, var: Tensor) -> PriorTerms:
+        q = self.inducing.belief()
+        x = scenarios.x.to(self.dtype)
+        a = project(self.kernel, self.inducing.inputs, x)
+        bound = self._bound(a, x, q, scenarios, batch.scale, mean.mT.to(self.dtype), var.mT.to(self.dtype))
+        return PriorTerms(bound.value.to(mean.dtype), q.kl().to(mean.dtype), bound.statistics)
+
+    def _bound(
+        self, a: Tensor, x: Tensor, q: Whitened, s: Scenarios, scale: float, mean: Tensor, var: Tensor
+    ) -> Bound:
+        weight = s.weight.to(self.dtype)
+        if self.couples_rows:
+            return patient_bound(self.kernel, a, x, s.scenario, q, self.noise, mean, var, s.row, weight, scale)
+        prior_var = self.kernel.diagonal(self.kernel.shared)
+        return row_bound(a, prior_var, q, self.noise, mean, var, s.row, weight, scale)
+
+    @torch.no_grad()
+    def absorb(self, encoded: Iterable[Encoded]) -> None:
+        """Sum A, b and G over all training rows, at the final parameters, and keep the posterior of v."""
+        precision, shift, spread = (torch.zeros_like(t) for t in (self.posterior_spread, self.posterior_mean, self.posterior_spread))
+        q = self.inducing.belief()
+        for s, batch, mean, var in encoded:
+            x = s.x.to(self.dtype)
+            mean, var = mean.mT.to(self.dtype), var.mT.to(self.dtype)
+            a = project(self.kernel, self.inducing.inputs, x)
+            weight, line_var = s.weight.to(self.dtype), var[:, s.row]
+            statistics = self._bound(a, x, q, s, batch.scale, mean, var).statistics
+            precision, shift = precision + statistics.precision, shift + statistics.shift
+            if self.couples_rows:
+                spread += patient_encoder_spread(self.kernel, a, x, s.scenario, self.noise, line_var, weight)
+            else:
+                spread += row_encoder_spread(a, self.noise, line_var, weight)
+        posterior = latent_posterior(NaturalStatistics(precision, shift), spread)
+        self.posterior_mean.copy_(posterior.q.mean)
+        self.posterior_factor.copy_(posterior.q.precision_factor)
+        self.posterior_spread.copy_(spread)
+
+    def predict(self, x: Tensor, group: Tensor, history: History | None = None) -> tuple[Tensor, Tensor]:
+        rows = torch.arange(len(x), device=x.device)
+        mean, covariance, filled = self._blocks(x, group if self.couples_rows else rows, history)
+        var = covariance.diagonal(dim1=-2, dim2=-1)
+        return mean[:, filled].mT.to(x.dtype), var[:, filled].mT.to(x.dtype)
+
+    def sample(
+        self, x: Tensor, group: Tensor, generator: torch.Generator, history: History | None = None
+    ) -> Tensor:
+        rows = torch.arange(len(x), device=x.device)
+        mean, covariance, filled = self._blocks(x, group if self.couples_rows else rows, history)
+        noise = torch.randn(mean.shape, generator=generator, device=x.device, dtype=mean.dtype)
+        z = mean + (cholesky(covariance) @ noise[..., None])[..., 0]
+        return z[:, filled].mT.to(x.dtype)
+
+    def _blocks(self, x: Tensor, group: Tensor, history: History | None) -> tuple[Tensor, Tensor, Tensor]:
+        posterior = LatentPosterior(Whitened(self.posterior_mean, self.posterior_factor), self.posterior_spread)
+        if history is not None:
+            history = (
+                None if not self.couples_rows
+                else history._replace(x=history.x.to(self.dtype), mean=history.mean.to(self.dtype), var=history.var.to(self.dtype))
+            )  # fmt: skip
+        mean, covariance, pad = predict_blocks(
+            self.kernel, self.inducing.inputs, posterior, self.noise, x.to(self.dtype), group, history
+        )
+        return mean, covariance, pad.filled

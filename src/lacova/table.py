@@ -1,0 +1,253 @@
+"""DataFrame ⇄ tensors. The only module that knows both: it encodes, scales and masks, and undoes all three."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from torch import Tensor
+
+from lacova.covariates.space import CovariateSpace
+from lacova.schema import DataError, Schema
+
+Scaling = Literal["standard", "minmax", "none"]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table as tensors. Gaps hold 0 and are False in the mask.
+
+    Attributes:
+        y: scaled measurements (N×D), with mask `y_mask`.
+        x: covariates (N×Q), continuous ones standardised, categorical ones as level codes, with mask `x_mask`.
+        patient: code of each row's instance (N,), numbered by first appearance; None without instance column.
+        labels: the instance labels behind those codes.
+    """
+
+    y: Tensor
+    y_mask: Tensor
+    x: Tensor
+    x_mask: Tensor
+    patient: Tensor | None
+    labels: tuple[Any, ...]
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def to(self, device: torch.device) -> Table:
+        """The same table with its data on `device`; instance codes stay on the host, which orders the batches."""
+        return replace(self, **{k: getattr(self, k).to(device) for k in ("y", "y_mask", "x", "x_mask")})
+
+
+class Codec:
+    """What was learnt from the training rows, once: location and scale of each column, levels of each category."""
+
+    def __init__(
+        self, schema: Schema, y_shift: Floats, y_scale: Floats, x_shift: Floats, x_scale: Floats,
+        levels: dict[str, tuple[Any, ...]],
+    ) -> None:  # fmt: skip
+        self.schema = schema
+        self.y_shift, self.y_scale = y_shift, y_scale
+        self.x_shift, self.x_scale = x_shift, x_scale
+        self.levels = levels
+        self.space = CovariateSpace(
+            names=tuple(schema.covariates),
+            levels=tuple(len(levels[name]) if name in levels else 0 for name in schema.covariates),
+            static=tuple(name in schema.static for name in schema.covariates),
+        )
+
+    @classmethod
+    def learn(cls, schema: Schema, frame: pd.DataFrame, scaling: Scaling = "standard") -> Codec:
+        """Learn scales and levels from the observed entries of the training rows."""
+        _require(frame, schema.columns)
+        y = np.stack([_numbers(frame, name) for name in schema.measurements], axis=1)
+        y_shift, y_scale = _scales(y, schema.measurements, "measurement", scaling)
+        x_shift, x_scale = np.zeros(len(schema.covariates)), np.ones(len(schema.covariates))
+        levels: dict[str, tuple[Any, ...]] = {}
+        for q, (name, kind) in enumerate(schema.covariates.items()):
+            if kind == "categorical":
+                levels[name] = _learn_levels(frame, name)
+            else:
+                values = _numbers(frame, name)[:, None]
+                shift, scale = _scales(values, [name], "covariate", "standard")
+                x_shift[q], x_scale[q] = shift[0], scale[0]
+        return cls(schema, y_shift, y_scale, x_shift, x_scale, levels)
+
+    def encode(self, frame: pd.DataFrame, *, measurements: bool = True, dtype: torch.dtype = torch.float32) -> Table:
+        """Tensors of a table with the training scales; without `measurements`, all of Y counts as missing."""
+        schema = self.schema
+        needed = [c for c in schema.columns if measurements or c not in schema.measurements]
+        _require(frame, needed)
+        n = len(frame)
+        y = np.full((n, len(schema.measurements)), np.nan)
+        if measurements:
+            for d, name in enumerate(schema.measurements):
+                y[:, d] = (_numbers(frame, name) - self.y_shift[d]) / self.y_scale[d]
+        x = np.empty((n, len(schema.covariates)))
+        for q, (name, kind) in enumerate(schema.covariates.items()):
+            if kind == "categorical":
+                x[:, q] = self._codes(frame, name)
+            else:
+                x[:, q] = (_numbers(frame, name) - self.x_shift[q]) / self.x_scale[q]
+        patient, labels = self._patients(frame)
+        if patient is not None:
+            for name in schema.static:
+                q = self.space.names.index(name)
+                x[:, q] = _spread_static(x[:, q], patient, labels, name)
+        return Table(
+            y=torch.as_tensor(np.nan_to_num(y), dtype=dtype), y_mask=torch.as_tensor(~np.isnan(y)),
+            x=torch.as_tensor(np.nan_to_num(x), dtype=dtype), x_mask=torch.as_tensor(~np.isnan(x)),
+            patient=None if patient is None else torch.as_tensor(patient), labels=labels,
+        )  # fmt: skip
+
+    def decode_measurements(self, y: Tensor) -> Floats:
+        """Measurements in their own units; the last dimension is the column."""
+        return np.asarray(y.detach().cpu().double().numpy() * self.y_scale + self.y_shift)
+
+    def decode_covariate(self, name: str, x: Tensor) -> npt.NDArray[Any]:
+        """One covariate in its own units or levels."""
+        values = x.detach().cpu().double().numpy()
+        if name in self.levels:
+            return np.array([*self.levels[name], None], dtype=object)[:-1][values.round().astype(int)]
+        q = self.space.names.index(name)
+        return np.asarray(values * self.x_scale[q] + self.x_shift[q])
+
+    def fill(self, frame: pd.DataFrame, y: Floats, x: Tensor) -> pd.DataFrame:
+        """A copy of `frame` with its gaps, and only those, taken from y (in own units) and x (encoded)."""
+        done = frame.copy()
+        for d, name in enumerate(self.schema.measurements):
+            if name in done.columns:
+                done[name] = _fill_column(done[name], y[:, d])
+        for q, name in enumerate(self.schema.covariates):
+            done[name] = _fill_column(done[name], self.decode_covariate(name, x[:, q]))
+        return done
+
+    def log_jacobian(self, y_mask: Tensor) -> Tensor:
+        """Per row, log |d y_scaled / d y| over the observed entries: turns scaled densities into densities of y."""
+        log_scale = torch.as_tensor(np.log(self.y_scale), device=y_mask.device)
+        return -(y_mask * log_scale).sum(-1)
+
+    def _codes(self, frame: pd.DataFrame, name: str) -> Floats:
+        values, levels = frame[name], self.levels[name]
+        gaps = values.isna().to_numpy()
+        codes = pd.Categorical(values.astype(object), categories=list(levels)).codes.astype(float)
+        unseen = (codes < 0) & ~gaps
+        if unseen.any():
+            strange = list(dict.fromkeys(values[unseen].tolist()))
+            raise DataError(
+                f"column {name!r} holds {_some(strange)}, never seen in training; known levels are {_some(levels)}. "
+                "Mark such entries as missing, or fit again with rows that contain them."
+            )
+        codes[gaps] = np.nan
+        return np.asarray(codes)
+
+    def _patients(self, frame: pd.DataFrame) -> tuple[npt.NDArray[np.int64] | None, tuple[Any, ...]]:
+        name = self.schema.instance
+        if name is None:
+            return None, ()
+        gaps = int(frame[name].isna().sum())
+        if gaps:
+            raise DataError(
+                f"instance column {name!r} is missing in {gaps} row(s); every row must name its instance. "
+                "Drop those rows, or give each a new label."
+            )
+        codes, labels = pd.factorize(frame[name], sort=False)
+        return codes.astype(np.int64), tuple(labels.tolist())
+
+
+def _require(frame: pd.DataFrame, columns: Sequence[str]) -> None:
+    if not isinstance(frame, pd.DataFrame):
+        raise DataError(f"expected a pandas DataFrame, got {type(frame).__name__}.")
+    absent = [c for c in columns if c not in frame.columns]
+    if absent:
+        raise DataError(
+            f"column(s) {_some(absent)} are in the schema but not in the table, whose columns are {_some(frame.columns)}. "
+            "Add them (empty where unknown), or take them out of the schema."
+        )
+    twice = [c for c in columns if int((frame.columns == c).sum()) > 1]
+    if twice:
+        raise DataError(f"column name(s) {_some(twice)} appear more than once in the table; rename or drop one of each.")
+    if len(frame) == 0:
+        raise DataError("the table has no rows.")
+
+
+def _numbers(frame: pd.DataFrame, name: str) -> Floats:
+    column = frame[name]
+    numeric = pd.to_numeric(column, errors="coerce")
+    bad = numeric.isna() & column.notna()
+    if bad.any():
+        raise DataError(
+            f"column {name!r} must be numeric, but holds {_some(list(dict.fromkeys(column[bad].tolist())))}. "
+            "Turn text into numbers or gaps first, or declare the column categorical."
+        )
+    values = numeric.to_numpy(dtype=float, na_value=np.nan)
+    if np.isinf(values).any():
+        raise DataError(
+            f"column {name!r} holds {int(np.isinf(values).sum())} infinite value(s); replace them by gaps (NaN) or finite values."
+        )
+    return np.asarray(values)
+
+
+def _scales(values: Floats, names: Sequence[str], role: str, scaling: Scaling) -> tuple[Floats, Floats]:
+    observed = (~np.isnan(values)).sum(0)
+    if (observed == 0).any():
+        empty = [names[i] for i in np.flatnonzero(observed == 0)]
+        raise DataError(f"{role} column(s) {_some(empty)} have no observed value in training; take them out of the schema.")
+    low, high = np.nanmin(values, axis=0), np.nanmax(values, axis=0)
+    if (low == high).any():
+        constant = [names[i] for i in np.flatnonzero(low == high)]
+        warnings.warn(
+            f"{role} column(s) {_some(constant)} are constant in training; kept with scale 1, but they carry no information.",
+            UserWarning, stacklevel=4,
+        )  # fmt: skip
+    if scaling == "none":
+        return np.zeros(len(names)), np.ones(len(names))
+    if scaling == "minmax":
+        return low, np.where(low == high, 1.0, high - low)
+    if scaling == "standard":
+        return np.nanmean(values, axis=0), np.where(low == high, 1.0, np.nanstd(values, axis=0))
+    raise ValueError(f"scaling is {scaling!r}; expected 'standard', 'minmax' or 'none'.")
+
+
+def _learn_levels(frame: pd.DataFrame, name: str) -> tuple[Any, ...]:
+    levels = list(dict.fromkeys(frame[name].dropna().tolist()))
+    if not levels:
+        raise DataError(f"covariate column(s) {name!r} have no observed value in training; take them out of the schema.")
+    if isinstance(frame[name].dtype, pd.CategoricalDtype):
+        return tuple(v for v in frame[name].cat.categories.tolist() if v in set(levels))
+    try:
+        return tuple(sorted(levels))
+    except TypeError:
+        return tuple(sorted(levels, key=str))
+
+
+def _spread_static(column: Floats, patient: npt.NDArray[np.int64], labels: tuple[Any, ...], name: str) -> Floats:
+    """A visit-constant value seen at one visit is known at all of them; two different ones contradict."""
+    groups = pd.Series(column).groupby(patient)
+    conflict = np.flatnonzero(groups.nunique().to_numpy() > 1)
+    if len(conflict):
+        raise DataError(
+            f"static column {name!r} takes more than one value within instance(s) {_some([labels[i] for i in conflict])}; "
+            "correct the values, or take the column out of `static`."
+        )
+    return np.asarray(groups.transform("first").to_numpy(dtype=float))
+
+
+def _fill_column(column: pd.Series[Any], values: npt.NDArray[Any]) -> pd.Series[Any]:
+    gaps = column.isna().to_numpy()
+    if not gaps.any():
+        return column
+    return column.where(~gaps, pd.Series(values, index=column.index))
+
+
+def _some(items: Sequence[Any], most: int = 5) -> str:
+    shown = [repr(item) for item in list(items)[:most]]
+    rest = len(items) - len(shown)
+    return ", ".join(shown) + (f" and {rest} more" if rest > 0 else "")

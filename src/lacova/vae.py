@@ -1,0 +1,69 @@
+"""The assembled model: encoder, decoder, likelihood, latent prior, and the beliefs about covariates."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lacova.batches import Batch
+from lacova.covariates.belief import Belief
+from lacova.covariates.posterior import AmortisedPosterior
+from lacova.covariates.prior import FactorisedPrior
+from lacova.covariates.space import CovariateSpace
+from lacova.likelihoods import GaussianLikelihood
+from lacova.networks import Conv, Decoder, Dense, Encoder
+from lacova.priors import LatentPrior
+
+
+class ConditionalVAE(nn.Module):
+    """p(y | z [, x]) p(z | x) p(x) with q(z | y_o, x_o) q(x_u | ·).
+
+    Args:
+        space: layout of X.
+        measurements: D.
+        latent_dim: L.
+        architecture: networks of encoder and decoder.
+        decoder_sees_x: True for the CVAE, False for the GP-prior VAE, whose decoder takes z alone.
+        prior: p(z | x).
+        covariate_prior, covariate_posterior: p(x) and q(x_u | ·).
+        likelihood: p(y_o | location).
+    """
+
+    def __init__(
+        self, space: CovariateSpace, measurements: int, latent_dim: int, architecture: Dense | Conv, *,
+        decoder_sees_x: bool, prior: LatentPrior, covariate_prior: FactorisedPrior,
+        covariate_posterior: AmortisedPosterior, likelihood: GaussianLikelihood,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.space = space
+        self.decoder_sees_x = decoder_sees_x
+        features = space.width + len(space.names)
+        self.encoder = Encoder(architecture, measurements, features, latent_dim)
+        self.decoder = Decoder(architecture, latent_dim, space.width if decoder_sees_x else 0, measurements)
+        self.likelihood = likelihood
+        self.prior = prior
+        self.covariate_prior = covariate_prior
+        self.covariate_posterior = covariate_posterior
+
+    def encode(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Mean and variance of q(z_i) for each row (N̂×L each)."""
+        mean, var = self.encoder(batch.y, batch.y_mask, self.space.features(batch.x, batch.x_mask))
+        return mean, var
+
+    def decode(self, z: Tensor, x: Tensor) -> Tensor:
+        """Location of y for latent values z (K×L) and completed covariates x (K×Q)."""
+        inputs = torch.cat([z, self.space.values(x)], dim=1) if self.decoder_sees_x else z
+        location: Tensor = self.decoder(inputs)
+        return location
+
+    def believe(self, batch: Batch) -> Belief:
+        """The belief about x_u once training is over: the posterior where y informs it, the prior where no y is seen."""
+        posterior: Belief = self.covariate_posterior(batch)
+        if not self.covariate_posterior.sees_y:
+            return posterior
+        seen = batch.y_mask.any(1)
+        patient_seen = torch.zeros(batch.patients, dtype=torch.bool, device=seen.device)
+        patient_seen[batch.patient[seen]] = True
+        static = torch.tensor(self.space.static, device=seen.device)
+        informed = torch.where(static, patient_seen[batch.patient][:, None], seen[:, None])
+        return posterior.where(informed, self.covariate_prior(batch))

@@ -32,7 +32,7 @@ class FitOptions:
         max_epochs: passes over the training rows.
         batch_size: rows per step, or patients per step where there is an instance column.
         learning_rate: of Adam for the networks.
-        kernel_learning_rate: of Adam for kernel parameters, σ_z² and inducing inputs.
+        fast_learning_rate: of Adam for kernel parameters, inducing inputs and noise variances, on the log scale.
         natural_rate: step of the natural gradient of q(v), between 0 and 1.
         patience: epochs without improvement on the validation rows before training stops.
         samples: draws of continuous x_u and of z per row and step.
@@ -44,7 +44,7 @@ class FitOptions:
     max_epochs: int = 200
     batch_size: int = 100
     learning_rate: float = 1e-3
-    kernel_learning_rate: float = 1e-2
+    fast_learning_rate: float = 1e-2
     natural_rate: float = 0.1
     patience: int = 30
     samples: int = 1
@@ -57,7 +57,7 @@ class FitOptions:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
-        for name in ("learning_rate", "kernel_learning_rate"):
+        for name in ("learning_rate", "fast_learning_rate"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)!r}.")
         if not 0 < self.natural_rate <= 1:
@@ -128,18 +128,20 @@ def _step(
             "natural_rate, look for extreme values in the table, or raise the noise floor."
         )
     optimiser.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature is untyped
+    loss.backward()
     optimiser.step()
     if terms.statistics is not None and isinstance(vae.prior, GPPrior):
         vae.prior.inducing.natural_step(terms.statistics, options.natural_rate)
 
 
 def _optimiser(vae: ConditionalVAE, options: FitOptions) -> torch.optim.Adam:
-    kernel = list(vae.prior.parameters()) if isinstance(vae.prior, GPPrior) else []
-    known = {id(p) for p in kernel}
+    fast = [*vae.likelihood.parameters(), *(vae.prior.parameters() if isinstance(vae.prior, GPPrior) else ())]
+    known = {id(p) for p in fast}
     networks = [p for p in vae.parameters() if id(p) not in known]
-    groups = [{"params": networks, "lr": options.learning_rate}, {"params": kernel, "lr": options.kernel_learning_rate}]
-    return torch.optim.Adam([group for group in groups if group["params"]])
+    return torch.optim.Adam(
+        [{"params": networks, "lr": options.learning_rate}, {"params": fast, "lr": options.fast_learning_rate}],
+        fused=True,
+    )
 
 
 class _RichBar(Progress):

@@ -17,12 +17,14 @@ from lacova.vae import ConditionalVAE
 def imputation_draws(
     vae: ConditionalVAE, table: Table, draws: int, generator: torch.Generator, trained: Collection[Any] = ()
 ) -> Iterator[Draws]:
-    """Draws for every row: z from q(z | y_o, x_o) where the row has some y, from the predictive law where it has none."""
+    """Draws for every row: z from q(z | y_o, x_o), or from the predictive law where the row has no y."""
     for rows, batch in chunks(table, draws):
         seen = batch.y_mask.any(1)
         x = draw(vae.believe(batch), batch, vae.space, draws, generator)[:, seen]
         mean, var = (part[seen] for part in vae.encode(batch))
-        z = mean + var.sqrt() * torch.randn(draws, *mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
+        z = mean + var.sqrt() * torch.randn(
+            draws, *mean.shape, generator=generator, device=mean.device, dtype=mean.dtype
+        )
         location = vae.decode(z.flatten(0, 1), x.flatten(0, 1)).unflatten(0, (draws, -1))
         yield Draws(rows[seen.to(rows.device)], location, vae.likelihood.sample(location, generator), x)
     unseen = ~table.y_mask.any(1).cpu()

@@ -7,18 +7,32 @@ import math
 import torch
 from torch import Tensor, nn
 
+from lacova.table import Table
+
 NOISE_FLOOR = 1e-4
 
 
 class GaussianLikelihood(nn.Module):
-    """Normal noise with a free variance per measurement, σ_d² = floor + exp(ρ_d), on the scaled measurements."""
+    """Normal noise with a free variance per measurement, σ_d² = floor + exp(ρ_d), on the scaled measurements.
 
-    def __init__(self, measurements: int, floor: float = NOISE_FLOOR, start: float = 0.5) -> None:
+    Args:
+        start: variances to start from (D,).
+        floor: least variance; part of σ_d² itself, so that the loss and its gradient know it.
+    """
+
+    def __init__(self, start: Tensor, floor: float = NOISE_FLOOR) -> None:
         super().__init__()
-        if floor <= 0 or start <= floor:
-            raise ValueError(f"the noise variance must start above its floor and the floor above 0, got {start} and {floor}.")
+        if not floor > 0:
+            raise ValueError(f"noise_floor must be positive, got {floor!r}.")
         self.floor = floor
-        self.raw = nn.Parameter(torch.full((measurements,), math.log(start - floor)))
+        self.raw = nn.Parameter((start - floor).clamp_min(floor).log())
+
+    @classmethod
+    def learn(cls, table: Table, floor: float = NOISE_FLOOR) -> GaussianLikelihood:
+        """Start from the variance of the observed entries: noise explains everything until the network does."""
+        seen = table.y_mask.to(table.y.dtype)
+        mean = (table.y * seen).sum(0) / seen.sum(0)
+        return cls(((table.y - mean) ** 2 * seen).sum(0) / seen.sum(0), floor)
 
     @property
     def var(self) -> Tensor:

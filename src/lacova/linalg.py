@@ -21,12 +21,14 @@ def cholesky(matrix: Tensor, jitter: float | None = None) -> Tensor:
         size = matrix.shape[-1]
         level = matrix.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None] if size else matrix.new_zeros(())
         matrix = matrix + jitter * level * torch.eye(size, dtype=matrix.dtype, device=matrix.device)
-    return torch.linalg.cholesky(matrix)
+    factor: Tensor = torch.linalg.cholesky(matrix)
+    return factor
 
 
 def solve_lower(factor: Tensor, right: Tensor) -> Tensor:
     """C⁻¹ B for lower-triangular C."""
-    return torch.linalg.solve_triangular(factor, right, upper=False)
+    solution: Tensor = torch.linalg.solve_triangular(factor, right, upper=False)
+    return solution
 
 
 def log_det(factor: Tensor) -> Tensor:

@@ -38,4 +38,5 @@ def coverage(draws: Tensor, y: Tensor, mask: Tensor, level: float) -> Tensor:
     """Share of the entries in `mask` that lie within the central interval of the draws."""
     tail = (1.0 - level) / 2.0
     low, high = torch.quantile(draws, torch.tensor([tail, 1.0 - tail], dtype=draws.dtype, device=draws.device), dim=0)
-    return ((y >= low) & (y <= high))[mask].to(draws.dtype).mean()
+    inside: Tensor = (y >= low) & (y <= high)
+    return inside[mask].to(draws.dtype).mean()

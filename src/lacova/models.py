@@ -28,10 +28,12 @@ from lacova.objective import elbo, log_likelihood
 from lacova.predict import Draws, chunks, predictive_draws
 from lacova.priors import ConditionalNormal, GPPrior, LatentPrior, StandardNormal
 from lacova.schema import DataError, Schema
+from lacova.score import score
 from lacova.table import Codec, Scaling, Table
 from lacova.vae import ConditionalVAE
 
 MEAN_DRAWS = 100
+INTERVAL_DRAWS = 400
 
 
 class NotFittedError(RuntimeError):
@@ -120,7 +122,7 @@ class Model(ABC):
             codec.space, measurements, self.latent_dim, self.networks, decoder_sees_x=self.decoder_sees_x,
             prior=self._latent_prior(codec, table, covariates, seed), covariate_prior=covariates,
             covariate_posterior=AmortisedPosterior(codec.space, seen, covariates),
-            likelihood=GaussianLikelihood(measurements, self.noise_floor),
+            likelihood=GaussianLikelihood.learn(table, self.noise_floor),
         )  # fmt: skip
 
     def impute(
@@ -141,8 +143,9 @@ class Model(ABC):
         if draws is not None:
             return self._impute_long(data, codec, vae, table, _count(draws), seed)
         wanted = None if interval is None else _tails(interval)
+        count = MEAN_DRAWS if wanted is None else INTERVAL_DRAWS
         located, low, high = _summaries(
-            imputation_draws(vae, self._move(table), MEAN_DRAWS if wanted is None else 4 * MEAN_DRAWS, self._noise(seed), self._trained),
+            imputation_draws(vae, self._move(table), count, self._noise(seed), self._trained),
             len(table), len(self.schema.measurements), len(self.schema.covariates), wanted,
         )  # fmt: skip
         guess = torch.empty_like(table.x)
@@ -166,7 +169,10 @@ class Model(ABC):
     def _add_intervals(
         self, data: pd.DataFrame, done: pd.DataFrame, codec: Codec, low: list[Tensor], high: list[Tensor]
     ) -> pd.DataFrame:
-        sides = {side: codec.fill(data, codec.decode_measurements(y), x) for side, (y, x) in (("lower", low), ("upper", high))}
+        sides = {
+            side: codec.fill(data, codec.decode_measurements(y), x)
+            for side, (y, x) in (("lower", low), ("upper", high))
+        }
         numeric = [c for c in self.schema.columns if c not in codec.levels and c != self.schema.instance]
         extra = {f"{c}_{side}": sides[side][c] for c in numeric for side in ("lower", "upper")}
         return pd.concat([done, pd.DataFrame(extra, index=done.index)], axis=1)
@@ -208,7 +214,10 @@ class Model(ABC):
         y = torch.empty(_count(draws), len(x), len(self.schema.measurements))
         for part in self._predict_draws(x, history, draws, seed):
             y[:, part.rows] = part.y.cpu()
-        tables = [pd.DataFrame(codec.decode_measurements(one), index=x.index, columns=list(self.schema.measurements)) for one in y]
+        tables = [
+            pd.DataFrame(codec.decode_measurements(one), index=x.index, columns=list(self.schema.measurements))
+            for one in y
+        ]
         for k, one in enumerate(tables):
             one.insert(0, "draw", k)
         return pd.concat(tables)
@@ -218,10 +227,14 @@ class Model(ABC):
         table, new = codec.encode(x, measurements=False), len(x)
         if history is not None:
             if self.schema.instance is None:
-                raise DataError("history belongs to instances, but the schema has no instance column: give Schema(instance=...).")
+                raise DataError(
+                    "history belongs to instances, but the schema has no instance column: give Schema(instance=...)."
+                )
             past = history[history[self.schema.instance].isin(set(x[self.schema.instance]))]
             if len(past):
-                both = pd.concat([x.drop(columns=list(self.schema.measurements), errors="ignore"), past[list(self.schema.columns)]])
+                both = pd.concat(
+                    [x.drop(columns=list(self.schema.measurements), errors="ignore"), past[list(self.schema.columns)]]
+                )
                 table = codec.encode(both)
         marked = torch.arange(len(table)) < new
         return predictive_draws(vae, self._move(table), marked, draws, self._noise(seed), self._trained)
@@ -236,13 +249,22 @@ class Model(ABC):
             out[rows] = value.cpu()
         return pd.Series(out.numpy(), index=data.index, name="log_likelihood")
 
+    def score(self, data: pd.DataFrame, *, draws: int = MEAN_DRAWS, seed: int = 0) -> dict[str, float]:
+        """Predict the measurements from the covariates alone and compare: see `lacova.score.score` for the scores."""
+        codec, vae = self._fitted()
+        return score(vae, codec, self._move(codec.encode(data)), _count(draws), self._noise(seed))
+
     @torch.no_grad()
     def elbo(self, data: pd.DataFrame, *, samples: int = 1, seed: int = 0) -> dict[str, float]:
-        """The named terms of the bound on log p(Y_o | X_o), summed over a whole table, in the measurements' own units."""
+        """The named terms of the bound on log p(Y_o | X_o) over a whole table, in the measurements' own units."""
         codec, vae = self._fitted()
         table = self._move(codec.encode(data))
         noise = self._noise(seed)
-        total = {"reconstruction": float(codec.log_jacobian(table.y_mask).sum()), "kl_latent": 0.0, "kl_covariates": 0.0}
+        total = {
+            "reconstruction": float(codec.log_jacobian(table.y_mask).sum()),
+            "kl_latent": 0.0,
+            "kl_covariates": 0.0,
+        }
         inducing = 0.0
         for _, batch in Batches(table, self._options.batch_size).in_order():
             terms = elbo(vae, batch, noise, samples, self._options.cap).named()
@@ -286,7 +308,9 @@ class CVAE(Model):
 
     decoder_sees_x = True
 
-    def __init__(self, schema: Schema, *, latent_prior: Literal["normal", "conditional"] = "normal", **settings: Any) -> None:
+    def __init__(
+        self, schema: Schema, *, latent_prior: Literal["normal", "conditional"] = "normal", **settings: Any
+    ) -> None:
         super().__init__(schema, **settings)
         if latent_prior not in ("normal", "conditional"):
             raise ValueError(f"latent_prior is {latent_prior!r}; expected 'normal' or 'conditional'.")

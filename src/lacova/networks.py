@@ -50,7 +50,9 @@ def resolve(networks: str | Dense | Conv) -> Dense | Conv:
     """The architecture behind a preset's name, or the one given."""
     if isinstance(networks, str):
         if networks not in PRESETS:
-            raise ValueError(f"networks is {networks!r}; the presets are {', '.join(PRESETS)}, or pass Dense(...) or Conv(...).")
+            raise ValueError(
+                f"networks is {networks!r}; the presets are {', '.join(PRESETS)}, or pass Dense(...) or Conv(...)."
+            )
         return PRESETS[networks]
     return networks
 
@@ -125,7 +127,8 @@ def _check_image(architecture: Conv, measurements: int) -> None:
     height, width = architecture.image
     if height * width != measurements:
         raise ValueError(
-            f"Conv(image={architecture.image}) expects {height * width} measurements (pixels row by row), got {measurements}."
+            f"Conv(image={architecture.image}) expects {height * width} measurements (pixels row by row), "
+            f"got {measurements}."
         )
     if height % 4 or width % 4:
         raise ValueError(f"Conv(image={architecture.image}): height and width must be divisible by 4; pad the images.")

@@ -64,8 +64,9 @@ def elbo(
     kl_covariates = batch.scale * beliefs.kl(q_x, vae.covariate_prior(batch), batch, vae.space)
     mean, var = vae.encode(batch)
     scenarios = complete(
-        q_x, batch, vae.space, couple=vae.prior.couples_rows, samples=samples, generator=generator, cap=cap
-    )
+        q_x, batch, vae.space, couple=vae.prior.couples_rows, samples=samples,
+        generator=generator, cap=cap, every_unit=vae.decoder_sees_x,
+    )  # fmt: skip
     prior = vae.prior.kl(scenarios, batch, mean, var)
 
     noise = torch.randn(samples, *mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
@@ -94,7 +95,7 @@ def encode(vae: ConditionalVAE, batch: Batch, generator: torch.Generator, sample
 
 @torch.no_grad()
 def log_likelihood(vae: ConditionalVAE, batch: Batch, draws: int, generator: torch.Generator) -> Tensor:
-    """Per row, log p(y_o | x_o) by importance sampling from q(z, x_u): a lower bound in expectation, tight as draws grow.
+    """Per row, log p(y_o | x_o) by importance sampling from q(z, x_u); tight as draws grow.
 
     log 1/K Σ_k p(y_o | z_k, x_k) p(z_k | x_k) p(x_uk) / q(z_k) q(x_uk)
     """
@@ -109,7 +110,8 @@ def log_likelihood(vae: ConditionalVAE, batch: Batch, draws: int, generator: tor
     weight = fit + _log_normal(flat_z, prior_mean, prior_var) - _log_normal(z, mean, var).flatten()
     weight = weight.unflatten(0, (draws, n))
     weight = weight + beliefs.log_density(p_x, x, batch, vae.space) - beliefs.log_density(q_x, x, batch, vae.space)
-    return weight.logsumexp(0) - math.log(draws)
+    total: Tensor = weight.logsumexp(0)
+    return total - math.log(draws)
 
 
 def _log_normal(z: Tensor, mean: Tensor, var: Tensor) -> Tensor:

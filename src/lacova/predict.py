@@ -1,4 +1,4 @@
-"""Predictive draws of y at given covariates, gaps in them integrated out; with a patient's history where there is one."""
+"""Predictive draws of y at covariates whose gaps are integrated out, given a patient's history if there is one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,12 @@ def chunks(table: Table, draws: int) -> Iterator[tuple[Tensor, Batch]]:
 
 @torch.no_grad()
 def predictive_draws(
-    vae: ConditionalVAE, table: Table, new: Tensor, draws: int, generator: torch.Generator, trained: Collection[Any] = ()
+    vae: ConditionalVAE,
+    table: Table,
+    new: Tensor,
+    draws: int,
+    generator: torch.Generator,
+    trained: Collection[Any] = (),
 ) -> Iterator[Draws]:
     """Draws of y for the rows marked `new` (N,), given the other rows of their patients as history.
 

@@ -19,8 +19,13 @@ from lacova.gp.bounds import Bound, patient_bound, project, row_bound
 from lacova.gp.inducing import InducingPoints, NaturalStatistics, Whitened
 from lacova.gp.kernels import AdditiveKernel
 from lacova.gp.predict import (
-    History, LatentPosterior, latent_posterior, patient_encoder_spread, predict_blocks, row_encoder_spread,
-)  # fmt: skip
+    History,
+    LatentPosterior,
+    latent_posterior,
+    patient_encoder_spread,
+    predict_blocks,
+    row_encoder_spread,
+)
 from lacova.linalg import cholesky, gaussian_kl
 from lacova.networks import LOG_VAR_RANGE, mlp
 
@@ -59,9 +64,7 @@ class LatentPrior(nn.Module, ABC):
     def predict(self, x: Tensor, group: Tensor, history: History | None = None) -> tuple[Tensor, Tensor]:
         """Mean and variance (K×L each) of z at completed covariates x (K×Q); `group` numbers the patients."""
 
-    def sample(
-        self, x: Tensor, group: Tensor, generator: torch.Generator, history: History | None = None
-    ) -> Tensor:
+    def sample(self, x: Tensor, group: Tensor, generator: torch.Generator, history: History | None = None) -> Tensor:
         """Draws of z (K×L), joint within a group where the prior couples rows."""
         mean, var = self.predict(x, group, history)
         return mean + var.sqrt() * torch.randn(mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
@@ -148,9 +151,7 @@ class GPPrior(LatentPrior):
         bound = self._bound(a, x, q, scenarios, batch.scale, mean.mT.to(self.dtype), var.mT.to(self.dtype))
         return PriorTerms(bound.value.to(mean.dtype), q.kl().to(mean.dtype), bound.statistics)
 
-    def _bound(
-        self, a: Tensor, x: Tensor, q: Whitened, s: Scenarios, scale: float, mean: Tensor, var: Tensor
-    ) -> Bound:
+    def _bound(self, a: Tensor, x: Tensor, q: Whitened, s: Scenarios, scale: float, mean: Tensor, var: Tensor) -> Bound:
         weight = s.weight.to(self.dtype)
         if self.couples_rows:
             return patient_bound(self.kernel, a, x, s.scenario, q, self.noise, mean, var, s.row, weight, scale)
@@ -160,7 +161,9 @@ class GPPrior(LatentPrior):
     @torch.no_grad()
     def absorb(self, encoded: Iterable[Encoded]) -> None:
         """Sum A, b and G over all training rows, at the final parameters, and keep the posterior of v."""
-        precision, shift, spread = (torch.zeros_like(t) for t in (self.posterior_spread, self.posterior_mean, self.posterior_spread))
+        precision, shift, spread = (
+            torch.zeros_like(t) for t in (self.posterior_spread, self.posterior_mean, self.posterior_spread)
+        )
         q = self.inducing.belief()
         for s, batch, mean, var in encoded:
             x = s.x.to(self.dtype)
@@ -184,9 +187,7 @@ class GPPrior(LatentPrior):
         var = covariance.diagonal(dim1=-2, dim2=-1)
         return mean[:, filled].mT.to(x.dtype), var[:, filled].mT.to(x.dtype)
 
-    def sample(
-        self, x: Tensor, group: Tensor, generator: torch.Generator, history: History | None = None
-    ) -> Tensor:
+    def sample(self, x: Tensor, group: Tensor, generator: torch.Generator, history: History | None = None) -> Tensor:
         rows = torch.arange(len(x), device=x.device)
         mean, covariance, filled = self._blocks(x, group if self.couples_rows else rows, history)
         noise = torch.randn(mean.shape, generator=generator, device=x.device, dtype=mean.dtype)
@@ -196,10 +197,8 @@ class GPPrior(LatentPrior):
     def _blocks(self, x: Tensor, group: Tensor, history: History | None) -> tuple[Tensor, Tensor, Tensor]:
         posterior = LatentPosterior(Whitened(self.posterior_mean, self.posterior_factor), self.posterior_spread)
         if history is not None:
-            history = (
-                None if not self.couples_rows
-                else history._replace(x=history.x.to(self.dtype), mean=history.mean.to(self.dtype), var=history.var.to(self.dtype))
-            )  # fmt: skip
+            x_h, mean_h, var_h = (part.to(self.dtype) for part in history[:3])
+            history = history._replace(x=x_h, mean=mean_h, var=var_h) if self.couples_rows else None
         mean, covariance, pad = predict_blocks(
             self.kernel, self.inducing.inputs, posterior, self.noise, x.to(self.dtype), group, history
         )

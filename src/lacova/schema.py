@@ -53,9 +53,8 @@ class Schema:
             if isinstance(value, str):
                 raise SchemaError(f"{word} must be a list of column names, got the string {value!r}.")
         kinds = dict(covariates)
-        if time is not None:
-            if kinds.setdefault(time, "continuous") != "continuous":
-                raise SchemaError(f"the time column {time!r} must be a continuous covariate, got {kinds[time]!r}.")
+        if time is not None and kinds.setdefault(time, "continuous") != "continuous":
+            raise SchemaError(f"the time column {time!r} must be a continuous covariate, got {kinds[time]!r}.")
         object.__setattr__(self, "measurements", tuple(measurements))
         object.__setattr__(self, "covariates", kinds)
         object.__setattr__(self, "instance", instance)
@@ -68,9 +67,7 @@ class Schema:
             raise SchemaError("measurements is empty: name at least one column to model.")
         for name, kind in self.covariates.items():
             if kind not in get_args(Kind):
-                raise SchemaError(
-                    f"covariate {name!r} has kind {kind!r}; expected one of {', '.join(get_args(Kind))}."
-                )
+                raise SchemaError(f"covariate {name!r} has kind {kind!r}; expected one of {', '.join(get_args(Kind))}.")
         roles = [*self.measurements, *self.covariates, *([self.instance] if self.instance is not None else [])]
         repeated = sorted({str(name) for name in roles if roles.count(name) > 1})
         if repeated:

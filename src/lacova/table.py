@@ -115,7 +115,9 @@ class Codec:
         """One covariate in its own units or levels."""
         values = x.detach().cpu().double().numpy()
         if name in self.levels:
-            return np.array([*self.levels[name], None], dtype=object)[:-1][values.round().astype(int)]
+            levels = np.empty(len(self.levels[name]), dtype=object)
+            levels[:] = self.levels[name]
+            return np.asarray(levels[values.round().astype(int)])
         q = self.space.names.index(name)
         return np.asarray(values * self.x_scale[q] + self.x_shift[q])
 
@@ -168,12 +170,15 @@ def _require(frame: pd.DataFrame, columns: Sequence[str]) -> None:
     absent = [c for c in columns if c not in frame.columns]
     if absent:
         raise DataError(
-            f"column(s) {_some(absent)} are in the schema but not in the table, whose columns are {_some(frame.columns)}. "
+            f"column(s) {_some(absent)} are in the schema but not in the table, "
+            f"whose columns are {_some(list(frame.columns))}. "
             "Add them (empty where unknown), or take them out of the schema."
         )
     twice = [c for c in columns if int((frame.columns == c).sum()) > 1]
     if twice:
-        raise DataError(f"column name(s) {_some(twice)} appear more than once in the table; rename or drop one of each.")
+        raise DataError(
+            f"column name(s) {_some(twice)} appear more than once in the table; rename or drop one of each."
+        )
     if len(frame) == 0:
         raise DataError("the table has no rows.")
 
@@ -190,7 +195,8 @@ def _numbers(frame: pd.DataFrame, name: str) -> Floats:
     values = numeric.to_numpy(dtype=float, na_value=np.nan)
     if np.isinf(values).any():
         raise DataError(
-            f"column {name!r} holds {int(np.isinf(values).sum())} infinite value(s); replace them by gaps (NaN) or finite values."
+            f"column {name!r} holds {int(np.isinf(values).sum())} infinite value(s); "
+            "replace them by gaps (NaN) or finite values."
         )
     return np.asarray(values)
 
@@ -198,15 +204,19 @@ def _numbers(frame: pd.DataFrame, name: str) -> Floats:
 def _scales(values: Floats, names: Sequence[str], role: str, scaling: Scaling) -> tuple[Floats, Floats]:
     observed = (~np.isnan(values)).sum(0)
     if (observed == 0).any():
-        empty = [names[i] for i in np.flatnonzero(observed == 0)]
-        raise DataError(f"{role} column(s) {_some(empty)} have no observed value in training; take them out of the schema.")
+        empty = [names[i] for i in np.flatnonzero(observed == 0).tolist()]
+        raise DataError(
+            f"{role} column(s) {_some(empty)} have no observed value in training; take them out of the schema."
+        )
     low, high = np.nanmin(values, axis=0), np.nanmax(values, axis=0)
     if (low == high).any():
-        constant = [names[i] for i in np.flatnonzero(low == high)]
+        constant = [names[i] for i in np.flatnonzero(low == high).tolist()]
         warnings.warn(
-            f"{role} column(s) {_some(constant)} are constant in training; kept with scale 1, but they carry no information.",
-            UserWarning, stacklevel=4,
-        )  # fmt: skip
+            f"{role} column(s) {_some(constant)} are constant in training; "
+            "kept with scale 1, but they carry no information.",
+            UserWarning,
+            stacklevel=4,
+        )
     if scaling == "none":
         return np.zeros(len(names)), np.ones(len(names))
     if scaling == "minmax":
@@ -219,7 +229,9 @@ def _scales(values: Floats, names: Sequence[str], role: str, scaling: Scaling) -
 def _learn_levels(frame: pd.DataFrame, name: str) -> tuple[Any, ...]:
     levels = list(dict.fromkeys(frame[name].dropna().tolist()))
     if not levels:
-        raise DataError(f"covariate column(s) {name!r} have no observed value in training; take them out of the schema.")
+        raise DataError(
+            f"covariate column(s) {name!r} have no observed value in training; take them out of the schema."
+        )
     if isinstance(frame[name].dtype, pd.CategoricalDtype):
         return tuple(v for v in frame[name].cat.categories.tolist() if v in set(levels))
     try:
@@ -234,7 +246,8 @@ def _spread_static(column: Floats, patient: npt.NDArray[np.int64], labels: tuple
     conflict = np.flatnonzero(groups.nunique().to_numpy() > 1)
     if len(conflict):
         raise DataError(
-            f"static column {name!r} takes more than one value within instance(s) {_some([labels[i] for i in conflict])}; "
+            f"static column {name!r} takes more than one value within instance(s) "
+            f"{_some([labels[i] for i in conflict])}; "
             "correct the values, or take the column out of `static`."
         )
     return np.asarray(groups.transform("first").to_numpy(dtype=float))

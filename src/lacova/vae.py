@@ -57,7 +57,7 @@ class ConditionalVAE(nn.Module):
         return location
 
     def believe(self, batch: Batch) -> Belief:
-        """The belief about x_u once training is over: the posterior where y informs it, the prior where no y is seen."""
+        """The belief about x_u after training: the posterior where y informs it, the prior where no y is seen."""
         posterior: Belief = self.covariate_posterior(batch)
         if not self.covariate_posterior.sees_y:
             return posterior

@@ -58,20 +58,20 @@ class _Unknowns:
 
 def complete(
     belief: Belief, batch: Batch, space: CovariateSpace, *, couple: bool, samples: int,
-    generator: torch.Generator, cap: int = DEFAULT_CAP,
+    generator: torch.Generator, cap: int = DEFAULT_CAP, every_unit: bool = False,
 ) -> Scenarios:  # fmt: skip
     """Scenarios of a batch under `belief`.
 
     Categorical gaps of a unit are enumerated jointly while their table has at most `cap` states (visit-constant
     columns first); what does not fit is sampled, with score-function gradients. Continuous gaps are sampled with
-    reparameterised gradients. Units without anything to sample have one sample only.
+    reparameterised gradients. Units without anything to sample have one sample only, unless `every_unit` is set.
     """
     device = batch.x.device
     gaps = ~batch.x_mask.cpu()
     unit = batch.patient.cpu() if couple else torch.arange(len(batch))
     unknowns = _categorical_unknowns(batch, space, unit, couple, cap)
 
-    needs_sampling = torch.zeros(len(unknowns.states), dtype=torch.bool)
+    needs_sampling = torch.full((len(unknowns.states),), every_unit)
     needs_sampling[unit[gaps[:, space.continuous].any(1)]] = True
     needs_sampling[unknowns.unit[~unknowns.enumerated]] = True
     draws = torch.where(needs_sampling, samples, 1)
@@ -119,9 +119,7 @@ def complete(
     return Scenarios(x, line_row, scenario.to(device), line_sample, weight)
 
 
-def _categorical_unknowns(
-    batch: Batch, space: CovariateSpace, unit: Tensor, couple: bool, cap: int
-) -> _Unknowns:
+def _categorical_unknowns(batch: Batch, space: CovariateSpace, unit: Tensor, couple: bool, cap: int) -> _Unknowns:
     gaps = (free_entries(batch, space) if couple else ~batch.x_mask).cpu()
     open_entries = torch.zeros_like(gaps)
     open_entries[:, space.categorical] = gaps[:, space.categorical]

@@ -49,11 +49,11 @@ class AmortisedPosterior(nn.Module):
         mean = self.base_mean + out[..., 0]
         # 8·tanh(·/8) is the identity near 0 and keeps variances within e^±8 of the prior's.
         var = (self.base_log_var + 8.0 * torch.tanh(out[..., 1] / 8.0)).exp()
-        log_prob = torch.log_softmax(self.base_log_prob + out[..., 2:], dim=-1) if self.space.categorical else out[..., 2:]
+        log_prob = torch.log_softmax(self.base_log_prob + out[..., 2:], dim=-1)
         return Belief(mean, var, log_prob)
 
     def _pool_static(self, out: Tensor, batch: Batch) -> Tensor:
-        """One posterior per patient in the visit-constant columns: the average over the patient's informative visits."""
+        """One posterior per patient in the visit-constant columns: the average over its informative visits."""
         if not any(self.space.static):
             return out
         seen = batch.y_mask.any(1).to(out.dtype) + 1e-6  # visits without any y count only where there is no other

@@ -57,7 +57,9 @@ class FactorisedPrior(nn.Module):
         """
         for name, value in knowledge.items():
             if name not in codec.space.names:
-                raise ValueError(f"covariate_prior names {name!r}, which is not a covariate ({', '.join(codec.space.names)}).")
+                raise ValueError(
+                    f"covariate_prior names {name!r}, which is not a covariate ({', '.join(codec.space.names)})."
+                )
             q = codec.space.names.index(name)
             if name in codec.levels:
                 self.log_prob[q, : codec.space.levels[q]] = _level_log_prob(name, codec.levels[name], value)
@@ -84,9 +86,12 @@ def _mean_and_sd(name: str, value: object) -> tuple[float, float]:
 def _level_log_prob(name: str, levels: tuple[object, ...], value: object) -> Tensor:
     if not isinstance(value, Mapping) or set(value) != set(levels):
         raise ValueError(
-            f"covariate_prior[{name!r}] is {value!r}; a categorical covariate needs a probability for each of {list(levels)}."
+            f"covariate_prior[{name!r}] is {value!r}; a categorical covariate needs a probability for each of "
+            f"{list(levels)}."
         )
     prob = torch.tensor([float(value[level]) for level in levels], dtype=torch.float64)
     if (prob <= 0).any() or abs(float(prob.sum()) - 1.0) > 1e-6:
-        raise ValueError(f"covariate_prior[{name!r}] must hold positive probabilities that sum to 1, got {dict(value)}.")
+        raise ValueError(
+            f"covariate_prior[{name!r}] must hold positive probabilities that sum to 1, got {dict(value)}."
+        )
     return prob.log()

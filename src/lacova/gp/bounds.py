@@ -24,14 +24,14 @@ class Bound(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Rows gathered by patient and padded: index of each row (V×n) and which places hold one (V×n)."""
+    """Rows gathered by patient and padded: place of each row (V×n) and which places hold one (V×n)."""
 
-    index: Tensor
+    places: Tensor
     filled: Tensor
 
     def gather(self, values: Tensor) -> Tensor:
         """(…×rows) to (…×V×n), zero where padded."""
-        return values[..., self.index] * self.filled
+        return values[..., self.places] * self.filled
 
 
 def blocks(group: Tensor, groups: int = 0) -> Blocks:
@@ -106,7 +106,7 @@ def patient_bound(
     """
     pad = blocks(group)
     both = pad.filled[:, :, None] & pad.filled[:, None, :]
-    xb = x[pad.index]
+    xb = x[pad.places]
     inverse_factor, factor = own_factor(kernel, xb, pad, noise)
     shared = torch.where(both, kernel(xb, xb, kernel.shared), 0.0)  # L×V×n×n
     ab = pad.gather(a).permute(0, 2, 3, 1)  # L×V×n×M

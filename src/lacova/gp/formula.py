@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import re
 from dataclasses import dataclass
 
 from lacova.schema import Schema
@@ -31,8 +31,8 @@ class Component:
 
     def formula(self, schema: Schema) -> str:
         """The component as a term of a formula."""
-        factors = [f"gp({c})" for c in self.continuous] + [f"cat({c})" for c in self.categorical]
-        return ":".join([*factors, *([f"cat({schema.instance})"] if self.instance else [])])
+        categories = [*self.categorical, *([schema.instance] if self.instance and schema.instance else [])]
+        return ":".join([*(f"gp({_name(c)})" for c in self.continuous), *(f"cat({_name(c)})" for c in categories)])
 
 
 def components(prior: str | None, schema: Schema) -> list[Component]:
@@ -64,9 +64,10 @@ def _parse(formula: str, schema: Schema) -> list[Component]:
     try:
         terms = DefaultFormulaParser(include_intercept=False).get_terms(formula)
         products = [[factor.expr for factor in term.factors] for term in terms]
-    except (FormulaicError, AttributeError, TypeError, SyntaxError) as error:
+    except (FormulaicError, AttributeError, KeyError, TypeError, SyntaxError) as error:
+        reason = re.sub(r"\x1b\[[0-9;]*m|[⧛⧚]", "", str(error)).split("\n")[0].rstrip(".")
         raise FormulaError(
-            f"cannot read the formula {formula!r}: {error}. Write something like 'gp(time) + gp(time):cat(group)', "
+            f"cannot read the formula {formula!r}: {reason}. Write something like 'gp(time) + gp(time):cat(group)', "
             f"or one of {', '.join(VARIANTS)}."
         ) from error
     if not products:
@@ -86,24 +87,26 @@ def _component(factors: list[str], schema: Schema) -> Component:
         if column == schema.instance and kernel == "cat":
             instance = True
             continue
-        kind = schema.covariates.get(column)
+        kind = "categorical" if column == schema.instance else schema.covariates.get(column)
         if kind is None:
             known = [*schema.covariates, *([schema.instance] if schema.instance else [])]
             raise FormulaError(f"unknown column {column!r} in term {term!r}; the covariates are {', '.join(known)}.")
         if kind != KERNELS[kernel]:
             other = next(k for k, v in KERNELS.items() if v == kind)
-            raise FormulaError(f"{factor} in term {term!r}: {column!r} is {kind}; write {other}({column}).")
+            raise FormulaError(f"{factor} in term {term!r}: {column!r} is {kind}; write {other}({_name(column)}).")
         (continuous if kernel == "gp" else categorical).append(column)
     return Component(tuple(continuous), tuple(categorical), instance)
 
 
 def _factor(factor: str, term: str) -> tuple[str, str]:
-    try:
-        call = ast.parse(factor, mode="eval").body
-    except SyntaxError:
-        call = None
-    if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and len(call.args) == 1 and not call.keywords:
-        argument = call.args[0]
-        if isinstance(argument, ast.Name):
-            return call.func.id, argument.id
-    raise FormulaError(f"cannot read {factor!r} in term {term!r}; a factor is a kernel with one column, such as gp(age).")
+    """Kernel and column of one factor; a column that is no plain name stands in backticks: gp(`body mass`)."""
+    found = re.fullmatch(r"\s*(\w+)\s*\(\s*(?:`([^`]+)`|(\w+))\s*\)\s*", factor)
+    if found is None:
+        raise FormulaError(
+            f"cannot read {factor!r} in term {term!r}; a factor is a kernel with one column, such as gp(age)."
+        )
+    return found[1], found[2] or found[3]
+
+
+def _name(column: str) -> str:
+    return column if re.fullmatch(r"\w+", column) else f"`{column}`"

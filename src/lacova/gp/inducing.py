@@ -46,7 +46,9 @@ class InducingPoints(nn.Module):
     shift: Tensor
     levels: Tensor
 
-    def __init__(self, inputs: Tensor, space: CovariateSpace, latent_dim: int, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(
+        self, inputs: Tensor, space: CovariateSpace, latent_dim: int, dtype: torch.dtype = torch.float64
+    ) -> None:
         super().__init__()
         count = len(inputs)
         inputs = inputs.to(dtype)

@@ -26,7 +26,11 @@ class AdditiveKernel(nn.Module):
     """
 
     def __init__(
-        self, components: Sequence[Component], space: CovariateSpace, latent_dim: int, dtype: torch.dtype = torch.float64
+        self,
+        components: Sequence[Component],
+        space: CovariateSpace,
+        latent_dim: int,
+        dtype: torch.dtype = torch.float64,
     ) -> None:
         super().__init__()
         self.components = tuple(components)
@@ -44,8 +48,8 @@ class AdditiveKernel(nn.Module):
         """Sum of the components in `part` between x1 (…×n₁×Q) and x2 (…×n₂×Q): L×…×n₁×n₂."""
         used = {c for r in part for c in self._continuous[r] + self._categorical[r]}
         gap = {c: x1[..., :, None, c] - x2[..., None, :, c] for c in used}
-        pairs = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2]) + (x1.shape[-2], x2.shape[-2])
-        latent = (-1,) + (1,) * len(pairs)
+        pairs = (*torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2]), x1.shape[-2], x2.shape[-2])
+        latent = (-1, *(1 for _ in pairs))
         total = self.log_variance.new_zeros(self.log_variance.shape[1], *pairs)
         for r in part:
             exponent = self.log_variance[r].view(latent)

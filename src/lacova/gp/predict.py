@@ -14,7 +14,7 @@ from torch import Tensor
 from lacova.gp.bounds import Blocks, blocks, own_factor, project
 from lacova.gp.inducing import NaturalStatistics, Whitened
 from lacova.gp.kernels import AdditiveKernel
-from lacova.linalg import cholesky
+from lacova.linalg import cholesky, solve_lower
 
 
 class LatentPosterior(NamedTuple):
@@ -31,8 +31,8 @@ class LatentPosterior(NamedTuple):
     def spread(self, c: Tensor) -> Tensor:
         """cᵀ(H + HGH)c (L×V×n×n) for c (L×V×n×M)."""
         factor = self.q.precision_factor[:, None]
-        white = torch.linalg.solve_triangular(factor, c.mT, upper=False)  # H^½ᵀ c
-        hc = torch.linalg.solve_triangular(factor.mT, white, upper=True)  # H c
+        white = solve_lower(factor, c.mT)  # cᵀHc = whiteᵀ white
+        hc = torch.cholesky_solve(c.mT, factor)
         return white.mT @ white + hc.mT @ self.encoder_spread[:, None] @ hc
 
 
@@ -67,7 +67,7 @@ def patient_encoder_spread(
 ) -> Tensor:
     """Σ_p E[a_p Σ̂_p⁻¹ W_p Σ̂_p⁻¹ a_pᵀ] (L×M×M)."""
     pad = blocks(group)
-    inverse_factor, _ = own_factor(kernel, x[pad.index], pad, noise)
+    inverse_factor, _ = own_factor(kernel, x[pad.places], pad, noise)
     gain = inverse_factor.mT @ (inverse_factor @ pad.gather(a).permute(0, 2, 3, 1))  # Σ̂⁻¹aᵀ, L×V×n×M
     return torch.einsum("lvnm,lvnk->lmk", gain * (pad.gather(var) * weight[:, None])[..., None], gain)
 
@@ -78,15 +78,15 @@ def predict_blocks(
 ) -> tuple[Tensor, Tensor, Blocks]:  # fmt: skip
     """Mean (L×V×n) and covariance (L×V×n×n) of z at the rows x (K×Q), jointly within each group (V of them)."""
     pad = blocks(group)
-    xb = x[pad.index]
+    xb = x[pad.places]
     both = pad.filled[:, :, None] & pad.filled[:, None, :]
     c = pad.gather(project(kernel, inducing, x)).permute(0, 2, 3, 1)  # L×V×n×M
     every = (*kernel.shared, *kernel.own)
     covariance = torch.where(both, kernel(xb, xb, every), 0.0) - c @ c.mT
     mean: Tensor | float = 0.0
     if history is not None:
-        past = blocks(history.group, len(pad.index))
-        xh = history.x[past.index]
+        past = blocks(history.group, len(pad.places))
+        xh = history.x[past.places]
         inverse_factor, _ = own_factor(kernel, xh, past, noise)
         reach = pad.filled[:, :, None] & past.filled[:, None, :]
         cross = torch.where(reach, kernel(xb, xh, kernel.own), 0.0)  # K^(R)_{*h}

@@ -1,0 +1,44 @@
+# Every target sets up what it needs in .venv. One thread per process: small tensors gain nothing from more,
+# and two busy processes with two threads each lose a great deal.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test lint types tests bench docs clean
+
+demo: $(VENV)/.installed
+	$(BIN)/lacova demo --out demo
+
+test: lint types tests
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+tests: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/training_step.py
+
+docs: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest tests/test_docs.py
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) demo

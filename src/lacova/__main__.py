@@ -1,0 +1,7 @@
+"""`python -m lacova` is the command `lacova`."""
+
+import sys
+
+from lacova.cli import main
+
+sys.exit(main())

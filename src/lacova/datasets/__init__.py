@@ -1,0 +1,5 @@
+"""Data sets made on the spot, for demonstrations, tests and studies."""
+
+from lacova.datasets.digits import mask_at_random, rotated_digits
+
+__all__ = ["mask_at_random", "rotated_digits"]

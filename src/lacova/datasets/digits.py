@@ -1,0 +1,116 @@
+"""Rotated digits: one digit image, turned, shifted and dimmed as its covariates say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from torch.nn import functional
+
+from lacova.schema import Schema
+
+Floats = npt.NDArray[np.float64]
+SIDE = 36
+PIXELS = tuple(f"pixel{k}" for k in range(SIDE * SIDE))
+NOISE = 0.05
+
+
+def rotated_digits(
+    dataset: int | str = 1, rows: int = 1000, seed: int = 0, images: Mapping[int, Floats] | None = None
+) -> tuple[pd.DataFrame, Schema]:
+    """A complete table of 36×36 images (pixel0 … pixel1295) with their covariates, and its schema.
+
+    Args:
+        dataset: 1 (independent covariates), 2 (dependent), 3 (driven by time), or "3-discrete" (3 with the digit's
+            class, 3 or 6, as a further covariate).
+        rows: how many images.
+        seed: of everything random.
+        images: a square image in [0, 1] for class 3 (and 6); scikit-learn's 8×8 digits, enlarged, by default.
+
+    Example:
+        >>> table, schema = rotated_digits(1, rows=5)
+        >>> table.shape, list(schema.covariates)
+        ((5, 1299), ['rotation', 'shift', 'contrast'])
+    """
+    rng = np.random.default_rng(seed)
+    x = _covariates(dataset, rows, rng)
+    digit = x["digit"].to_numpy() if "digit" in x else np.full(rows, 3)
+    pictures = {int(k): _frame(images[int(k)] if images is not None else _embedded(int(k))) for k in np.unique(digit)}
+    base = np.stack([pictures[int(k)] for k in digit])
+    y = transform(base, *x[["rotation", "shift", "contrast"]].to_numpy().T.copy())
+    y = y + NOISE * rng.standard_normal(y.shape)
+    table = pd.concat([x, pd.DataFrame(y.reshape(rows, -1), columns=list(PIXELS))], axis=1)
+    kinds = {c: "categorical" if c == "digit" else "continuous" for c in x.columns}
+    return table, Schema(PIXELS, kinds, time="time" if "time" in x else None)  # type: ignore[arg-type]  # kinds are literals
+
+
+def _covariates(dataset: int | str, rows: int, rng: np.random.Generator) -> pd.DataFrame:
+    e = rng.standard_normal((3, rows))
+    if dataset == 1:
+        return pd.DataFrame({"rotation": 40 * e[0], "shift": 2.5 * e[1], "contrast": 0.7 + 0.15 * e[2]})
+    if dataset == 2:
+        u = rng.uniform(0, 2 * np.pi, rows)
+        return pd.DataFrame(
+            {
+                "rotation": 60 * np.sin(u) + 8 * e[0],
+                "shift": 3.5 * np.cos(u) + 0.5 * e[1],
+                "contrast": 0.7 + 0.15 * np.sin(2 * u) + 0.04 * e[2],
+            }
+        )
+    if dataset in (3, "3-discrete"):
+        t = rng.uniform(0, 1, rows)
+        x = pd.DataFrame(
+            {
+                "time": t,
+                "rotation": 80 * np.sin(2 * np.pi * t) + 8 * e[0],
+                "shift": 4 * (2 * t - 1) ** 3 + 0.5 * e[1],
+                "contrast": 0.6 + 0.25 * np.exp(-((t - 0.5) ** 2) / 0.05) + 0.04 * e[2],
+            }
+        )
+        if dataset == "3-discrete":
+            x["digit"] = np.where(rng.uniform(size=rows) < 0.1 + 0.36 * t, 6, 3)
+        return x
+    raise ValueError(f"dataset is {dataset!r}; expected 1, 2, 3 or '3-discrete'.")
+
+
+def transform(images: Floats, rotation: Floats, shift: Floats, contrast: Floats) -> Floats:
+    """Turn by `rotation` degrees about the centre, move `shift` pixels along the diagonal, multiply by the contrast."""
+    angle = torch.as_tensor(np.deg2rad(rotation))
+    step = torch.as_tensor(shift) / np.sqrt(2.0) * 2.0 / SIDE  # pixels per axis, in grid units
+    cos, sin = angle.cos(), angle.sin()
+    # grid_sample asks where each output pixel comes from: first undo the shift, then the rotation.
+    theta = torch.stack([cos, sin, -(cos + sin) * step, -sin, cos, -(cos - sin) * step], dim=1).view(-1, 2, 3)
+    source = torch.as_tensor(images)[:, None]
+    grid = functional.affine_grid(theta, list(source.shape), align_corners=False)
+    moved = functional.grid_sample(source, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    return np.asarray(moved[:, 0].numpy() * np.clip(contrast, 0.15, 1.0)[:, None, None])
+
+
+def _embedded(digit: int) -> Floats:
+    """The first such digit among scikit-learn's 8×8 ones, enlarged to 28×28."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    small = torch.as_tensor(data.images[data.target == digit][0] / 16.0)[None, None]
+    large = functional.interpolate(small, size=(28, 28), mode="bicubic", align_corners=False)
+    return np.asarray(large[0, 0].clamp(0.0, 1.0).numpy())
+
+
+def _frame(image: Floats) -> Floats:
+    """Zero-pad a square image to SIDE×SIDE."""
+    if image.ndim != 2 or image.shape[0] != image.shape[1] or image.shape[0] > SIDE:
+        raise ValueError(f"a digit must be a square image of at most {SIDE}×{SIDE} pixels, got shape {image.shape}.")
+    before = (SIDE - image.shape[0]) // 2
+    after = SIDE - image.shape[0] - before
+    return np.pad(np.asarray(image, dtype=np.float64), (before, after))
+
+
+def mask_at_random(table: pd.DataFrame, columns: Sequence[str], fraction: float, seed: int) -> pd.DataFrame:
+    """A copy in which each entry of `columns` is missing with probability `fraction`, independently of everything."""
+    holes = np.random.default_rng(seed).random((len(table), len(columns))) < fraction
+    masked = table.copy()
+    masked[list(columns)] = masked[list(columns)].mask(holes)
+    return masked

@@ -1,0 +1,150 @@
+import ast
+import subprocess
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+import lacova
+
+ROOT = Path(lacova.__file__).parent
+
+# The one order of the package: a module imports from those above it only.
+ORDER = [
+    "schema",
+    "linalg",
+    "covariates",
+    "covariates.space",
+    "table",
+    "batches",
+    "networks",
+    "likelihoods",
+    "covariates.belief",
+    "covariates.prior",
+    "covariates.posterior",
+    "covariates.expectation",
+    "gp",
+    "gp.formula",
+    "gp.kernels",
+    "gp.inducing",
+    "gp.bounds",
+    "gp.predict",
+    "priors",
+    "vae",
+    "objective",
+    "fit",
+    "predict",
+    "impute",
+    "metrics",
+    "score",
+    "models",
+    "",  # lacova itself
+    "datasets*",  # may import from one another
+    "demo",
+    "cli",
+    "__main__",
+]
+
+
+def name_of(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def rank(module):
+    return next((k for k, entry in enumerate(ORDER) if fnmatch(module, entry)), None)
+
+
+def imports(module, source, package=False):
+    """Modules of lacova that the source imports, anywhere in it, by their names without `lacova.`."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                here = ["lacova", *module.split(".")] if module else ["lacova"]
+                here = here[: len(here) - node.level + package]
+                base = ".".join([*here, base] if base else here)
+            for alias in node.names:
+                inner = f"{base}.{alias.name}"
+                found.add(inner if rank(inner.removeprefix("lacova.")) is not None else base)
+    return {name.removeprefix("lacova").removeprefix(".") for name in found if name.split(".")[0] == "lacova"}
+
+
+def violations(module, source, package=False):
+    mine = rank(module)
+    bad = []
+    for target in sorted(imports(module, source, package)):
+        theirs = rank(target)
+        among_themselves = theirs == mine and ORDER[mine].endswith("*")
+        if theirs is None or (theirs >= mine and not among_themselves):
+            bad.append(target)
+    return bad
+
+
+MODULES = {name_of(path): path for path in sorted(ROOT.rglob("*.py"))}
+
+
+def test_every_module_has_its_place():
+    assert [name for name in MODULES if rank(name) is None] == []
+
+
+def test_every_place_has_its_module():
+    may_be_absent = {"datasets*", "demo", "cli", "__main__"}
+    assert [e for e in ORDER if e not in may_be_absent and not any(fnmatch(name, e) for name in MODULES)] == []
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if rank(name) is not None])
+def test_imports_point_downward(module):
+    path = MODULES[module]
+    assert violations(module, path.read_text(), path.name == "__init__.py") == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "bad"),
+    [
+        ("table", "from lacova.schema import Schema", []),
+        ("table", "from lacova.batches import Batch", ["batches"]),
+        ("table", "import lacova.fit", ["fit"]),
+        ("table", "import lacova", [""]),
+        ("table", "from lacova import Schema", [""]),
+        ("table", "from lacova import models", ["models"]),
+        ("table", "from lacova.table import Table", ["table"]),
+        ("table", "def f():\n    from lacova.gp.bounds import blocks", ["gp.bounds"]),
+        ("table", "from .fit import fit", ["fit"]),
+        ("gp.bounds", "from .predict import History", ["gp.predict"]),
+        ("gp.bounds", "from ..models import CVAE", ["models"]),
+        ("gp.bounds", "from .inducing import Whitened\nfrom ..linalg import cholesky", []),
+        ("objective", "from lacova.covariates import belief as beliefs", []),
+        ("covariates.space", "from lacova.covariates import belief", ["covariates.belief"]),
+        ("models", "from lacova.elsewhere import x", ["elsewhere"]),
+        ("datasets.digits", "from lacova.datasets.other import x", []),
+        ("", "from .models import CVAE", []),
+        ("schema", "import torch, pandas.core", []),
+    ],
+)
+def test_the_check_itself(module, source, bad):
+    assert violations(module, source, package=module == "") == bad
+
+
+IMPORT = """
+import logging, sys
+import torch
+before = torch.get_default_dtype(), torch.get_num_threads(), torch.get_rng_state().tolist(), torch.is_grad_enabled()
+handlers = list(logging.getLogger().handlers)
+import lacova
+assert (
+    torch.get_default_dtype(), torch.get_num_threads(), torch.get_rng_state().tolist(), torch.is_grad_enabled()
+) == before, "torch settings"
+assert logging.getLogger().handlers == handlers, "log handlers"
+loaded = {"matplotlib", "formulaic", "gpytorch", "plotly"} & {name.split(".")[0] for name in sys.modules}
+assert not loaded, loaded
+"""
+
+
+def test_import_is_quiet_light_and_without_side_effects():
+    done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,0 +1,124 @@
+import math
+
+import pytest
+import torch
+from torch.distributions import Normal
+
+from lacova.metrics import coverage, crps, gaussian_nll
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def quantiles(mean, sd, count):
+    """The `count` midpoint quantiles of a normal: draws without chance."""
+    level = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+    return Normal(mean, sd).icdf(level)
+
+
+def gaussian_crps(mean, sd, y):
+    """σ [ζ(2Φ(ζ) − 1) + 2φ(ζ) − 1/√π] with ζ = (y − μ)/σ."""
+    zeta = (y - mean) / sd
+    cdf = 0.5 * (1.0 + math.erf(zeta / math.sqrt(2.0)))
+    density = math.exp(-0.5 * zeta**2) / math.sqrt(2.0 * math.pi)
+    return sd * (zeta * (2.0 * cdf - 1.0) + 2.0 * density - 1.0 / math.sqrt(math.pi))
+
+
+@pytest.mark.parametrize(("mean", "sd", "y"), [(0.0, 1.0, 0.0), (2.0, 0.5, 3.1), (-1.0, 3.0, -6.0)])
+def test_crps_is_the_closed_form_for_normal_draws(mean, sd, y):
+    got = crps(quantiles(mean, sd, 50_000), torch.tensor(y, dtype=torch.float64)).item()
+    assert got == pytest.approx(gaussian_crps(mean, sd, y), rel=2e-4)  # the quantiles' own error is about 1/draws
+
+
+def test_crps_of_random_normal_draws_is_the_closed_form_on_average():
+    draws = 2.0 + 0.5 * random(10, 20_000)
+    got = crps(draws, torch.tensor(2.3, dtype=torch.float64)).mean().item()
+    # 20 000 scores of 10 draws each, standard error about 0.0005; a biased ½E|Y−Y'| would be off by 0.028.
+    assert got == pytest.approx(gaussian_crps(2.0, 0.5, 2.3), abs=0.002)
+
+
+@pytest.mark.parametrize("count", [2, 3, 17])
+def test_crps_is_the_naive_double_loop(count):
+    draws, y = random(count, 4, 2), random(4, 2, seed=1)
+    got = crps(draws, y)
+    for i in range(4):
+        for d in range(2):
+            mine = draws[:, i, d].tolist()
+            error = sum(abs(a - y[i, d].item()) for a in mine) / count
+            spread = sum(abs(a - b) for a in mine for b in mine) / (count * (count - 1))
+            assert got[i, d].item() == pytest.approx(error - 0.5 * spread, rel=1e-8, abs=1e-12)
+
+
+def test_crps_of_equal_draws_is_the_absolute_error():
+    y = torch.tensor([1.0, -2.0])
+    assert crps(torch.full((5, 2), 0.5), y).tolist() == [0.5, 2.5]
+
+
+def test_crps_does_not_depend_on_the_order_of_draws():
+    draws, y = random(9, 3), random(3, seed=1)
+    torch.testing.assert_close(crps(draws.flip(0), y), crps(draws, y))
+
+
+def test_gaussian_nll_is_the_moment_matched_normal():
+    location, y = random(7, 4, 3), random(4, 3, seed=1)
+    noise_var = torch.tensor([0.1, 1.0, 2.5], dtype=torch.float64)
+    mask = torch.tensor([[True] * 3, [True, False, True], [False] * 3, [False, True, False]])
+    got = gaussian_nll(location, noise_var, y, mask)
+    for i in range(4):
+        expected = 0.0
+        for d in range(3):
+            mine = location[:, i, d].tolist()
+            mean = sum(mine) / 7
+            var = sum((v - mean) ** 2 for v in mine) / 7 + noise_var[d]
+            if mask[i, d]:
+                expected -= Normal(y.new_tensor(mean), var.sqrt()).log_prob(y[i, d]).item()
+        assert got[i].item() == pytest.approx(expected, rel=1e-10, abs=0)
+
+
+def test_gaussian_nll_of_one_draw_uses_the_noise_alone():
+    y = torch.tensor([[0.0]])
+    got = gaussian_nll(torch.ones(1, 1, 1), torch.tensor([4.0]), y, torch.tensor([[True]]))
+    assert got.item() == pytest.approx(0.5 * (0.25 + math.log(8.0 * math.pi)), rel=1e-6)
+
+
+def test_gaussian_nll_ignores_masked_values():
+    location, y = random(5, 2, 2), random(2, 2, seed=1)
+    mask = torch.tensor([[True, False], [False, True]])
+    noise_var = torch.ones(2, dtype=torch.float64)
+    changed = gaussian_nll(location, noise_var, torch.where(mask, y, 1e9), mask)
+    assert torch.equal(changed, gaussian_nll(location, noise_var, y, mask))
+
+
+@pytest.mark.parametrize(
+    ("level", "y", "share"),
+    [
+        (0.9, [4.9, 5.1, 50.0, 94.9, 95.1], 3 / 5),
+        (0.5, [4.9, 24.9, 25.1, 74.9, 75.1], 2 / 5),
+        (0.98, [0.0, 1.1, 2.0, 3.0, 98.9], 4 / 5),
+    ],
+)
+def test_coverage_of_the_draws_0_to_100(level, y, share):
+    order = torch.randperm(101, generator=torch.Generator().manual_seed(0))
+    draws = torch.arange(101, dtype=torch.float64)[order][:, None].expand(-1, 5)
+    got = coverage(draws, torch.tensor(y, dtype=torch.float64), torch.ones(5, dtype=torch.bool), level)
+    assert got.item() == pytest.approx(share)
+
+
+def test_ends_of_the_interval_are_covered():
+    draws = torch.arange(5, dtype=torch.float64)[:, None].expand(-1, 3)
+    y = torch.tensor([1.0, 3.0, 0.5], dtype=torch.float64)
+    assert coverage(draws, y, torch.ones(3, dtype=torch.bool), 0.5).item() == pytest.approx(2 / 3)
+
+
+def test_coverage_counts_entries_in_the_mask_only():
+    draws = torch.linspace(0, 1, 11)[:, None, None].expand(-1, 2, 2)
+    y = torch.tensor([[0.5, 9.0], [0.5, 9.0]])
+    assert coverage(draws, y, torch.tensor([[True, False], [True, False]]), 0.8).item() == 1.0
+    assert coverage(draws, y, torch.tensor([[True, True], [False, True]]), 0.8).item() == pytest.approx(1 / 3)
+
+
+def test_coverage_of_calibrated_draws_is_the_level():
+    draws, y = random(400, 5000), random(5000, seed=1)
+    got = coverage(draws, y, torch.ones(5000, dtype=torch.bool), 0.8).item()
+    assert got == pytest.approx(0.8, abs=0.02)  # binomial standard error 0.0057

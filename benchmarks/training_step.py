@@ -1,6 +1,6 @@
 """Milliseconds per training step: the GP prior and the plain prior with the same networks, in one run.
 
-    python benchmarks/training_step.py [--rows 1000] [--steps 30]
+python benchmarks/training_step.py [--rows 1000] [--steps 30]
 """
 
 from __future__ import annotations

@@ -227,7 +227,7 @@ def test_unfitted_model_says_so(make, use):
         ),
         (
             lambda: CVAE(ROWS, scaling="robust").fit(visits()),
-            "scaling is 'robust'; expected 'standard', 'minmax' or 'none'.",
+            "scaling is 'robust'; expected one of standard, minmax, none.",
         ),
         (lambda: CVAE(ROWS, noise_floor=-1.0).fit(visits()), "noise_floor must be positive, got -1.0."),
     ],
@@ -353,7 +353,7 @@ def test_training_improves_the_bound(make):
 @every_model
 def test_diverging_training_is_stopped_with_advice(make):
     model = make(SCHEMA)
-    message = r"^the loss became non-finite in epoch \d+ \(.*elbo\)\. Try a smaller learning_rate or natural_rate, look"
+    message = r"^the loss became non-finite in epoch \d+ \(.*(elbo|matrix)\)\. Try a smaller learning_rate, fast"
     with pytest.raises(TrainingError, match=message):
         model.fit(visits(), max_epochs=50, learning_rate=1e6)
     with pytest.raises(NotFittedError):
@@ -381,7 +381,7 @@ def test_progress_is_silent_unless_asked_for(capfd):
     MODELS["cvae"](SCHEMA).fit(visits(), max_epochs=2, progress=True)
     shown = capfd.readouterr()
     assert shown.out == ""
-    assert "per row: elbo" in shown.err
+    assert "elbo -" in shown.err
 
 
 # Prior knowledge of covariates.
@@ -433,8 +433,11 @@ def test_without_knowledge_the_observed_moments_fill_such_a_row(make):
         ({"age": 50}, "covariate_prior['age'] is 50; a continuous covariate needs (mean, sd)."),
         ({"age": (50, 1, 2)}, "covariate_prior['age'] is (50, 1, 2); a continuous covariate needs (mean, sd)."),
         ({"age": {"f": 1.0}}, "covariate_prior['age'] is {'f': 1.0}; a continuous covariate needs (mean, sd)."),
-        ({"age": (50, 0)}, "covariate_prior['age'] has sd 0.0; it must be positive."),
-        ({"age": (50, -2)}, "covariate_prior['age'] has sd -2.0; it must be positive."),
+        ({"age": (50, 0)}, "covariate_prior['age'] is (50, 0); mean and sd must be finite numbers, and sd positive."),
+        (
+            {"age": (50, -2)},
+            "covariate_prior['age'] is (50, -2); mean and sd must be finite numbers, and sd positive.",
+        ),
         (
             {"sex": (0.5, 0.5)},
             "covariate_prior['sex'] is (0.5, 0.5); a categorical covariate needs a probability for each of ['f', 'm'].",
@@ -628,7 +631,7 @@ def test_fit_options_are_those_of_the_fit():
 # Known bugs.
 
 
-def test_bug_imputed_table_can_be_imputed_again():
+def test_imputed_table_can_be_imputed_again():
     # Known static values come back rounded, so that they "take more than one value" within the patient.
     model = MODELS["cvae"](SCHEMA).fit(visits(), max_epochs=1)
     done = model.impute(visits())
@@ -636,50 +639,50 @@ def test_bug_imputed_table_can_be_imputed_again():
 
 
 @pytest.mark.parametrize("column", ["id", "alt", "sex"])
-def test_bug_history_that_lacks_a_column_is_a_data_error(column):
+def test_history_that_lacks_a_column_is_a_data_error(column):
     model = MODELS["cvae"](SCHEMA).fit(visits(), max_epochs=1)
     with pytest.raises(DataError, match=f"'{column}'"):
         model.predict(visits(), history=visits().drop(columns=column))
 
 
-def test_bug_intervals_for_rows_without_any_measurement():
+def test_intervals_for_rows_without_any_measurement():
     # A batch without an observed measurement is empty to torch.quantile.
     model = MODELS["cvae"](SCHEMA).fit(visits(), max_epochs=1)
     done = model.impute(visits().assign(alt=np.nan, ast=np.nan), interval=0.9)
     assert (done["alt_lower"] < done["alt_upper"]).all()
 
 
-def test_bug_progress_shows_the_epoch_in_80_columns(capfd):
+def test_progress_shows_the_epoch_in_80_columns(capfd):
     MODELS["cvae"](SCHEMA).fit(visits(), max_epochs=2, progress=True)
     assert "2/2" in capfd.readouterr().err
 
 
-def test_bug_interval_next_to_draws_is_dropped():
+def test_interval_next_to_draws_is_dropped():
     model = MODELS["cvae"](SCHEMA).fit(visits(), max_epochs=1)
     with pytest.raises(ValueError, match="interval"):
         model.impute(visits(), draws=2, interval=1.5)
 
 
 @pytest.mark.parametrize("name", ["cvae", "gp"])
-def test_bug_elbo_with_zero_samples_is_refused(name):
+def test_elbo_with_zero_samples_is_refused(name):
     model = MODELS[name](SCHEMA).fit(visits(), max_epochs=1)
     with pytest.raises(ValueError, match="samples"):
         model.elbo(visits(), samples=0)
 
 
-def test_bug_diverging_kernel_is_a_training_error():
+def test_diverging_kernel_is_a_training_error():
     # A Cholesky factorisation fails before the loss is looked at.
     with pytest.raises(TrainingError, match="learning_rate"):
         MODELS["gp"](SCHEMA).fit(visits(), max_epochs=50, fast_learning_rate=1e3)
 
 
 @pytest.mark.parametrize("name", ["cvae", "gp"])
-def test_bug_last_step_may_leave_a_model_that_predicts_nan(name):
+def test_last_step_may_leave_a_model_that_predicts_nan(name):
     with pytest.raises(TrainingError, match="learning_rate"):
         MODELS[name](SCHEMA).fit(visits(), max_epochs=1, learning_rate=1e30)
 
 
 @pytest.mark.parametrize("value", [(float("nan"), 1.0), (0.0, float("inf")), ("tall", 1.0)])
-def test_bug_covariate_prior_that_is_no_number_is_refused_by_name(value):
+def test_covariate_prior_that_is_no_number_is_refused_by_name(value):
     with pytest.raises(ValueError, match=r"covariate_prior\['age'\]"):
         MODELS["cvae"](SCHEMA, covariate_prior={"age": value}).fit(visits())

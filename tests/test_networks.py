@@ -159,7 +159,7 @@ def test_mlp_has_relu_between_layers_only():
 
 
 @pytest.mark.parametrize("image", [(4, 12), (12, 8)])
-def test_bug_image_too_small_for_the_pooling_is_refused_by_name(image):
+def test_image_too_small_for_the_pooling_is_refused_by_name(image):
     # Divisible by 4, as asked for, but the second max pooling has nothing left: a RuntimeError from torch.
     with pytest.raises(ValueError, match=r"^Conv\(image="):
         Encoder(Conv(image=image), image[0] * image[1], 0, 1)

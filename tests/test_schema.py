@@ -128,6 +128,6 @@ def test_schema_error_is_a_value_error():
 
 
 @pytest.mark.parametrize("covariates", [["age"], "age"])
-def test_bug_covariates_without_kinds_are_a_schema_error(covariates):
+def test_covariates_without_kinds_are_a_schema_error(covariates):
     with pytest.raises(SchemaError, match="covariates"):
         Schema(["alt"], covariates)

@@ -14,7 +14,7 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser("demo", help="fit, impute and predict rotated digits with gaps")
     demo.add_argument("--out", type=Path, default=Path("demo"), help="folder for the picture and the scores")
-    demo.add_argument("--epochs", type=int, default=60, help="most passes over the training rows, per model")
+    demo.add_argument("--epochs", type=int, default=40, help="most passes over the training rows, per model")
     options = parser.parse_args(arguments)
 
     from lacova import demo as demonstration

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -11,8 +12,9 @@ from typing import Protocol
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
-from lacova.batches import Batches
+from lacova.batches import Batch, Batches
 from lacova.covariates.expectation import DEFAULT_CAP
 from lacova.objective import Terms, elbo, encode
 from lacova.priors import GPPrior
@@ -85,8 +87,7 @@ def fit(vae: ConditionalVAE, train: Table, validation: Table | None, options: Fi
             vae.train()
             sums: Record = {}
             for batch in batches.shuffled(order):
-                terms = elbo(vae, batch, noise, options.samples, options.cap)
-                _step(vae, terms, optimiser, options, len(train), epoch)
+                terms = _step(vae, batch, noise, optimiser, options, len(train), epoch)
                 for name, value in terms.named().items():
                     sums[name] = sums.get(name, 0.0) + value / (len(batches) * len(train))
             record = {"epoch": epoch + 1.0, **sums}
@@ -102,8 +103,10 @@ def fit(vae: ConditionalVAE, train: Table, validation: Table | None, options: Fi
     if best_state is not None:
         vae.load_state_dict(best_state)
     vae.eval()
-    ordered = Batches(train.to(device), options.batch_size).in_order()
-    vae.prior.absorb(encode(vae, batch, noise, options.samples, options.cap) for _, batch in ordered)
+    ordered = Batches(train.to(device), options.batch_size)
+    _finite_elbo(vae, next(ordered.in_order())[1], noise, options, len(records) - 1)  # the last step was not checked
+    encoded = (encode(vae, batch, noise, options.samples, options.cap) for _, batch in ordered.in_order())
+    vae.prior.absorb(encoded)
     return records
 
 
@@ -118,20 +121,30 @@ def evaluate(vae: ConditionalVAE, table: Table, options: FitOptions) -> float:
 
 
 def _step(
-    vae: ConditionalVAE, terms: Terms, optimiser: torch.optim.Optimizer, options: FitOptions, rows: int, epoch: int
-) -> None:
-    loss = -terms.elbo / rows
-    if not torch.isfinite(loss):
-        broken = [name for name, value in terms.named().items() if value != value or abs(value) == float("inf")]
-        raise TrainingError(
-            f"the loss became non-finite in epoch {epoch + 1} ({', '.join(broken)}). Try a smaller learning_rate or "
-            "natural_rate, look for extreme values in the table, or raise the noise floor."
-        )
+    vae: ConditionalVAE, batch: Batch, noise: torch.Generator, optimiser: torch.optim.Optimizer,
+    options: FitOptions, rows: int, epoch: int,
+) -> Terms:  # fmt: skip
+    terms = _finite_elbo(vae, batch, noise, options, epoch)
     optimiser.zero_grad(set_to_none=True)
-    loss.backward()
+    (-terms.elbo / rows).backward()
     optimiser.step()
     if terms.statistics is not None and isinstance(vae.prior, GPPrior):
         vae.prior.inducing.natural_step(terms.statistics, options.natural_rate)
+    return terms
+
+
+def _finite_elbo(vae: ConditionalVAE, batch: Batch, noise: torch.Generator, options: FitOptions, epoch: int) -> Terms:
+    try:
+        terms = elbo(vae, batch, noise, options.samples, options.cap)
+        broken = ", ".join(name for name, value in terms.named().items() if not math.isfinite(value))
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # there, but not in torch's stubs
+        broken = "a kernel matrix"
+    if broken:
+        raise TrainingError(
+            f"the loss became non-finite in epoch {epoch + 1} ({broken}). Try a smaller learning_rate, "
+            "fast_learning_rate or natural_rate, look for extreme values in the table, or raise the noise floor."
+        )
+    return terms
 
 
 def _optimiser(vae: ConditionalVAE, options: FitOptions) -> torch.optim.Adam:
@@ -149,8 +162,14 @@ class _RichBar(Progress):
         self._job = self.add_task("training", total=epochs, note="")
 
     def show(self, epoch: int, record: Record) -> None:
-        shown = ("elbo", "reconstruction", "kl_latent", "kl_covariates", "validation")
-        note = "  ".join(f"{name} {record[name]:.4g}" for name in shown if name in record)
+        shown = {
+            "validation": "val",
+            "elbo": "elbo",
+            "reconstruction": "rec",
+            "kl_latent": "kl_z",
+            "kl_covariates": "kl_x",
+        }
+        note = "  ".join(f"{short} {record[name]:.4g}" for name, short in shown.items() if name in record)
         self.update(self._job, completed=epoch, note=note)
 
 
@@ -159,8 +178,11 @@ def _progress(options: FitOptions) -> AbstractContextManager[_Bar | None]:
     if not wanted:
         return nullcontext()
     bar = _RichBar(
-        TextColumn("epoch"), MofNCompleteColumn(), BarColumn(bar_width=20), TimeRemainingColumn(),
-        TextColumn("per row: {task.fields[note]}"), console=Console(file=sys.stderr),
-    )  # fmt: skip
+        MofNCompleteColumn(table_column=Column(min_width=2 * len(str(options.max_epochs)) + 1, no_wrap=True)),
+        BarColumn(bar_width=12, table_column=Column(min_width=12, no_wrap=True)),
+        TimeRemainingColumn(compact=True, table_column=Column(min_width=5, no_wrap=True)),
+        TextColumn("{task.fields[note]}", table_column=Column(overflow="ellipsis", no_wrap=True)),
+        console=Console(file=sys.stderr),
+    )
     bar.start_task_for(options.max_epochs)
     return bar

@@ -20,6 +20,8 @@ def imputation_draws(
     """Draws for every row: z from q(z | y_o, x_o), or from the predictive law where the row has no y."""
     for rows, batch in chunks(table, draws):
         seen = batch.y_mask.any(1)
+        if not seen.any():
+            continue
         x = draw(vae.believe(batch), batch, vae.space, draws, generator)[:, seen]
         mean, var = (part[seen] for part in vae.encode(batch))
         z = mean + var.sqrt() * torch.randn(

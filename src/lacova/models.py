@@ -29,7 +29,7 @@ from lacova.predict import Draws, chunks, predictive_draws
 from lacova.priors import ConditionalNormal, GPPrior, LatentPrior, StandardNormal
 from lacova.schema import DataError, Schema
 from lacova.score import score
-from lacova.table import Codec, Scaling, Table
+from lacova.table import Codec, Scaling, Table, check_scaling
 from lacova.vae import ConditionalVAE
 
 MEAN_DRAWS = 100
@@ -61,10 +61,12 @@ class Model(ABC):
     ) -> None:  # fmt: skip
         if not schema.covariates:
             raise ValueError(f"{type(self).__name__} conditions on covariates: name at least one in the schema.")
-        if isinstance(latent_dim, bool) or not isinstance(latent_dim, int) or latent_dim < 1:
-            raise ValueError(f"latent_dim must be a whole number of at least 1, got {latent_dim!r}.")
+        latent_dim = _count(latent_dim, "latent_dim")
         if covariate_posterior not in ("xy", "x"):
             raise ValueError(f"covariate_posterior is {covariate_posterior!r}; expected 'xy' or 'x'.")
+        check_scaling(scaling)
+        if not noise_floor > 0:
+            raise ValueError(f"noise_floor must be positive, got {noise_floor!r}.")
         self.schema = schema
         self.latent_dim = latent_dim
         self.networks = resolve(networks)
@@ -104,7 +106,7 @@ class Model(ABC):
         codec = Codec.learn(self.schema, train, self.scaling)
         table = codec.encode(train)
         held_out = None if validation is None else codec.encode(validation)
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(seed)
             vae = self._assemble(codec, table, seed)
         vae.to(target)
@@ -141,6 +143,8 @@ class Model(ABC):
         codec, vae = self._fitted()
         table = codec.encode(data)
         if draws is not None:
+            if interval is not None:
+                raise ValueError("give draws or interval, not both: an interval is a summary of draws.")
             return self._impute_long(data, codec, vae, table, _count(draws), seed)
         wanted = None if interval is None else _tails(interval)
         count = MEAN_DRAWS if wanted is None else INTERVAL_DRAWS
@@ -162,9 +166,7 @@ class Model(ABC):
         for part in imputation_draws(vae, self._move(table), draws, self._noise(seed), self._trained):
             y[:, part.rows], x[:, part.rows] = part.y.cpu(), part.x.cpu()
         tables = [codec.fill(data, codec.decode_measurements(y[k]), x[k]) for k in range(draws)]
-        for k, one in enumerate(tables):
-            one.insert(0, "draw", k)
-        return pd.concat(tables)
+        return _stack(tables)
 
     def _add_intervals(
         self, data: pd.DataFrame, done: pd.DataFrame, codec: Codec, low: list[Tensor], high: list[Tensor]
@@ -218,9 +220,7 @@ class Model(ABC):
             pd.DataFrame(codec.decode_measurements(one), index=x.index, columns=list(self.schema.measurements))
             for one in y
         ]
-        for k, one in enumerate(tables):
-            one.insert(0, "draw", k)
-        return pd.concat(tables)
+        return _stack(tables)
 
     def _predict_draws(self, x: pd.DataFrame, history: pd.DataFrame | None, draws: int, seed: int) -> Iterable[Draws]:
         codec, vae = self._fitted()
@@ -230,6 +230,7 @@ class Model(ABC):
                 raise DataError(
                     "history belongs to instances, but the schema has no instance column: give Schema(instance=...)."
                 )
+            codec.require(history)
             past = history[history[self.schema.instance].isin(set(x[self.schema.instance]))]
             if len(past):
                 both = pd.concat(
@@ -259,7 +260,7 @@ class Model(ABC):
         """The named terms of the bound on log p(Y_o | X_o) over a whole table, in the measurements' own units."""
         codec, vae = self._fitted()
         table = self._move(codec.encode(data))
-        noise = self._noise(seed)
+        noise, samples = self._noise(seed), _count(samples, "samples")
         total = {
             "reconstruction": float(codec.log_jacobian(table.y_mask).sum()),
             "kl_latent": 0.0,
@@ -337,10 +338,8 @@ class GPPriorVAE(Model):
 
     def __init__(self, schema: Schema, *, prior: str | None = None, inducing: int = 60, **settings: Any) -> None:
         super().__init__(schema, **settings)
-        if isinstance(inducing, bool) or not isinstance(inducing, int) or inducing < 1:
-            raise ValueError(f"inducing must be a whole number of at least 1, got {inducing!r}.")
         self.components = components(prior, schema)
-        self.inducing = inducing
+        self.inducing = _count(inducing, "inducing")
 
     @property
     def formula(self) -> str:
@@ -389,10 +388,19 @@ def _tails(interval: float) -> tuple[float, float]:
     return (1.0 - interval) / 2.0, (1.0 + interval) / 2.0
 
 
-def _count(draws: int) -> int:
-    if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
-        raise ValueError(f"draws must be a whole number of at least 1, got {draws!r}.")
-    return draws
+def _count(value: int, name: str = "draws") -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+    return int(value)
+
+
+def _stack(tables: list[pd.DataFrame]) -> pd.DataFrame:
+    """Tables one below the other, numbered in a first column `draw`."""
+    if "draw" in tables[0].columns:
+        raise DataError("the table already has a column 'draw', which would number the draws; rename it first.")
+    for k, table in enumerate(tables):
+        table.insert(0, "draw", k)
+    return pd.concat(tables)
 
 
 def _device(name: str) -> torch.device:

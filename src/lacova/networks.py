@@ -26,7 +26,7 @@ class Conv:
     """Convolutional encoder and decoder for images.
 
     Args:
-        image: height and width; the measurements are the pixels, row by row. Both divisible by 4.
+        image: height and width; the measurements are the pixels, row by row. Both divisible by 4 and at least 12.
         encoder_filters: filters of the two 3×3 convolutions, each of stride 2 and followed by 2×2 max pooling.
         decoder_filters: channels that enter the two 4×4 transposed convolutions of stride 2.
         encoder, decoder: widths of the dense layers after and before the convolutions.
@@ -54,6 +54,8 @@ def resolve(networks: str | Dense | Conv) -> Dense | Conv:
                 f"networks is {networks!r}; the presets are {', '.join(PRESETS)}, or pass Dense(...) or Conv(...)."
             )
         return PRESETS[networks]
+    if not isinstance(networks, Dense | Conv):
+        raise ValueError(f"networks is {networks!r}; expected Dense(...), Conv(...) or one of {', '.join(PRESETS)}.")
     return networks
 
 
@@ -130,5 +132,7 @@ def _check_image(architecture: Conv, measurements: int) -> None:
             f"Conv(image={architecture.image}) expects {height * width} measurements (pixels row by row), "
             f"got {measurements}."
         )
+    if min(height, width) < 12:
+        raise ValueError(f"Conv(image={architecture.image}): each side must have at least 12 pixels; pad the images.")
     if height % 4 or width % 4:
         raise ValueError(f"Conv(image={architecture.image}): height and width must be divisible by 4; pad the images.")

@@ -15,8 +15,8 @@ from lacova.priors import History
 from lacova.table import Table
 from lacova.vae import ConditionalVAE
 
-# Rows times draws that are decoded at a time: bounds memory at 10⁴ · D numbers or so.
-CHUNK = 20_000
+# Decoded numbers (rows × draws × D) that are held at a time; bounds memory.
+CHUNK = 4_000_000
 
 
 class Draws(NamedTuple):
@@ -36,9 +36,9 @@ class Draws(NamedTuple):
 
 
 def chunks(table: Table, draws: int) -> Iterator[tuple[Tensor, Batch]]:
-    """Batches of whole patients (or rows) of about CHUNK rows times draws."""
+    """Batches of rows or whole patients, with `draws` draws of which about CHUNK numbers are decoded."""
     rows_per_unit = 1 if table.patient is None else -(-len(table) // len(table.labels))
-    return Batches(table, max(1, CHUNK // (draws * rows_per_unit))).in_order()
+    return Batches(table, max(1, CHUNK // (draws * table.y.shape[1] * rows_per_unit))).in_order()
 
 
 @torch.no_grad()

@@ -52,6 +52,11 @@ class Schema:
         for word, value in (("measurements", measurements), ("static", static)):
             if isinstance(value, str):
                 raise SchemaError(f"{word} must be a list of column names, got the string {value!r}.")
+        if not isinstance(covariates, Mapping):
+            raise SchemaError(
+                f"covariates must map each column to 'continuous' or 'categorical', got {covariates!r}; "
+                "write {'age': 'continuous', ...}."
+            )
         kinds = dict(covariates)
         if time is not None and kinds.setdefault(time, "continuous") != "continuous":
             raise SchemaError(f"the time column {time!r} must be a continuous covariate, got {kinds[time]!r}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,11 @@ from lacova.schema import DataError, Schema
 
 Scaling = Literal["standard", "minmax", "none"]
 Floats = npt.NDArray[np.float64]
+
+
+def check_scaling(scaling: object) -> None:
+    if scaling not in get_args(Scaling):
+        raise ValueError(f"scaling is {scaling!r}; expected one of {', '.join(get_args(Scaling))}.")
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,7 @@ class Codec:
     @classmethod
     def learn(cls, schema: Schema, frame: pd.DataFrame, scaling: Scaling = "standard") -> Codec:
         """Learn scales and levels from the observed entries of the training rows."""
+        check_scaling(scaling)
         _require(frame, schema.columns)
         y = np.stack([_numbers(frame, name) for name in schema.measurements], axis=1)
         y_shift, y_scale = _scales(y, schema.measurements, "measurement", scaling)
@@ -83,8 +89,7 @@ class Codec:
     def encode(self, frame: pd.DataFrame, *, measurements: bool = True, dtype: torch.dtype = torch.float32) -> Table:
         """Tensors of a table with the training scales; without `measurements`, all of Y counts as missing."""
         schema = self.schema
-        needed = [c for c in schema.columns if measurements or c not in schema.measurements]
-        _require(frame, needed)
+        self.require(frame, measurements)
         n = len(frame)
         y = np.full((n, len(schema.measurements)), np.nan)
         if measurements:
@@ -107,6 +112,10 @@ class Codec:
             patient=None if patient is None else torch.as_tensor(patient), labels=labels,
         )  # fmt: skip
 
+    def require(self, frame: pd.DataFrame, measurements: bool = True) -> None:
+        """Refuse what is no table, or lacks a column."""
+        _require(frame, [c for c in self.schema.columns if measurements or c not in self.schema.measurements])
+
     def decode_measurements(self, y: Tensor) -> Floats:
         """Measurements in their own units; the last dimension is the column."""
         return np.asarray(y.detach().cpu().double().numpy() * self.y_scale + self.y_shift)
@@ -128,6 +137,8 @@ class Codec:
             if name in done.columns:
                 done[name] = _fill_column(done[name], y[:, d])
         for q, name in enumerate(self.schema.covariates):
+            if name in self.schema.static:
+                done[name] = _copy_within(done[name], done[self.schema.instance])
             done[name] = _fill_column(done[name], self.decode_covariate(name, x[:, q]))
         return done
 
@@ -139,7 +150,7 @@ class Codec:
     def _codes(self, frame: pd.DataFrame, name: str) -> Floats:
         values, levels = frame[name], self.levels[name]
         gaps = values.isna().to_numpy()
-        codes = pd.Categorical(values.astype(object), categories=list(levels)).codes.astype(float)
+        codes = pd.Index(list(levels), dtype=object).get_indexer(pd.Index(values.astype(object))).astype(float)
         unseen = (codes < 0) & ~gaps
         if unseen.any():
             strange = list(dict.fromkeys(values[unseen].tolist()))
@@ -185,6 +196,11 @@ def _require(frame: pd.DataFrame, columns: Sequence[str]) -> None:
 
 def _numbers(frame: pd.DataFrame, name: str) -> Floats:
     column = frame[name]
+    if column.dtype.kind in "Mmc":
+        raise DataError(
+            f"column {name!r} must be numeric, but holds {column.dtype} values. "
+            "Turn dates into numbers first, such as days since the start of the study."
+        )
     numeric = pd.to_numeric(column, errors="coerce")
     bad = numeric.isna() & column.notna()
     if bad.any():
@@ -221,9 +237,8 @@ def _scales(values: Floats, names: Sequence[str], role: str, scaling: Scaling) -
         return np.zeros(len(names)), np.ones(len(names))
     if scaling == "minmax":
         return low, np.where(low == high, 1.0, high - low)
-    if scaling == "standard":
-        return np.nanmean(values, axis=0), np.where(low == high, 1.0, np.nanstd(values, axis=0))
-    raise ValueError(f"scaling is {scaling!r}; expected 'standard', 'minmax' or 'none'.")
+    spread = np.nanstd(values, axis=0)
+    return np.nanmean(values, axis=0), np.where((low == high) | (spread == 0.0), 1.0, spread)
 
 
 def _learn_levels(frame: pd.DataFrame, name: str) -> tuple[Any, ...]:
@@ -257,7 +272,23 @@ def _fill_column(column: pd.Series[Any], values: npt.NDArray[Any]) -> pd.Series[
     gaps = column.isna().to_numpy()
     if not gaps.any():
         return column
-    return column.where(~gaps, pd.Series(values, index=column.index))
+    if column.dtype.kind in "iu":  # pandas' nullable integers
+        values = np.rint(values.astype(float))
+    filled = column.copy()
+    filled[gaps] = values[gaps]
+    return filled
+
+
+def _copy_within(column: pd.Series[Any], instance: pd.Series[Any]) -> pd.Series[Any]:
+    """Fill gaps with the value that the same instance shows at another visit, exactly as it stands there."""
+    known = column.notna()
+    values = dict(zip(instance[known], column[known], strict=True))
+    gaps = ~known & instance.isin(list(values))
+    if not gaps.any():
+        return column
+    filled = column.copy()
+    filled[gaps] = instance[gaps].map(values)
+    return filled
 
 
 def _some(items: Sequence[Any], most: int = 5) -> str:

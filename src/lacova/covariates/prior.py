@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -77,9 +78,14 @@ class FactorisedPrior(nn.Module):
 def _mean_and_sd(name: str, value: object) -> tuple[float, float]:
     if not (isinstance(value, tuple | list) and len(value) == 2):
         raise ValueError(f"covariate_prior[{name!r}] is {value!r}; a continuous covariate needs (mean, sd).")
-    mean, sd = float(value[0]), float(value[1])
-    if not sd > 0:
-        raise ValueError(f"covariate_prior[{name!r}] has sd {sd}; it must be positive.")
+    try:
+        mean, sd = float(value[0]), float(value[1])
+    except (TypeError, ValueError):
+        mean = sd = math.nan
+    if not (math.isfinite(mean) and math.isfinite(sd) and sd > 0):
+        raise ValueError(
+            f"covariate_prior[{name!r}] is {value!r}; mean and sd must be finite numbers, and sd positive."
+        )
     return mean, sd
 
 

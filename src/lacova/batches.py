@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from lacova.covariates.law import RowPrior
 from lacova.table import Table
 
 
@@ -17,7 +18,8 @@ class Batch:
     """Some rows of a table.
 
     `patient` numbers the batch's patients 0..P̂−1 and rows of one patient are adjacent. `scale` is N/N̂ or P/P̂:
-    a sum over the batch times `scale` estimates the sum over the table without bias.
+    a sum over the batch times `scale` estimates the sum over the table without bias. `given` is the covariate prior of
+    each row.
     """
 
     y: Tensor
@@ -26,6 +28,7 @@ class Batch:
     x_mask: Tensor
     patient: Tensor
     scale: float = 1.0
+    given: RowPrior | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -45,7 +48,8 @@ class Batch:
     def take(self, rows: Tensor) -> Batch:
         """The rows chosen by a mask (N̂,), their patients numbered anew."""
         patient = torch.unique_consecutive(self.patient[rows], return_inverse=True)[1]
-        return Batch(self.y[rows], self.y_mask[rows], self.x[rows], self.x_mask[rows], patient, self.scale)
+        given = None if self.given is None else self.given.take(rows)
+        return Batch(self.y[rows], self.y_mask[rows], self.x[rows], self.x_mask[rows], patient, self.scale, given)
 
 
 class Batches:
@@ -82,7 +86,8 @@ class Batches:
         rows, unit = self.rows(units)
         t, device = self.table, self.table.y.device
         rows, unit = rows.to(device), unit.to(device)
-        return Batch(t.y[rows], t.y_mask[rows], t.x[rows], t.x_mask[rows], unit, self.units / len(units))
+        given = None if t.given is None else t.given.take(rows)
+        return Batch(t.y[rows], t.y_mask[rows], t.x[rows], t.x_mask[rows], unit, self.units / len(units), given)
 
     def shuffled(self, generator: torch.Generator) -> Iterator[Batch]:
         for units in torch.randperm(self.units, generator=generator).split(self.size):

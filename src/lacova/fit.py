@@ -37,6 +37,8 @@ class FitOptions:
         fast_learning_rate: of Adam for kernel parameters, inducing inputs and noise variances, on the log scale.
         natural_rate: step of the natural gradient of q(v), between 0 and 1.
         patience: epochs without improvement on the validation rows before training stops.
+        latent_weight, latent_epochs: the latent KL counts `latent_weight` times at first and falls, geometrically, to
+            once after `latent_epochs` epochs. A weight above 1 makes the decoder learn from x before it learns from z.
         samples: draws of continuous x_u and of z per row and step.
         cap: largest joint table of missing categories that is summed exactly.
         seed: of every random number; the same seed gives the same model on the same CPU.
@@ -49,21 +51,27 @@ class FitOptions:
     fast_learning_rate: float = 1e-2
     natural_rate: float = 0.1
     patience: int = 30
+    latent_weight: float = 1.0
+    latent_epochs: int = 1
     samples: int = 1
     cap: int = DEFAULT_CAP
     seed: int = 0
     progress: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_epochs", "batch_size", "patience", "samples", "cap"):
+        for name in ("max_epochs", "batch_size", "patience", "latent_epochs", "samples", "cap"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
-        for name in ("learning_rate", "fast_learning_rate"):
+        for name in ("learning_rate", "fast_learning_rate", "latent_weight"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)!r}.")
         if not 0 < self.natural_rate <= 1:
             raise ValueError(f"natural_rate must lie in (0, 1], got {self.natural_rate!r}.")
+
+    def weight(self, epoch: int) -> float:
+        """How often the latent KL counts in an epoch, numbered from 0."""
+        return float(self.latent_weight ** max(0.0, 1.0 - epoch / self.latent_epochs))
 
 
 Record = dict[str, float]
@@ -98,7 +106,7 @@ def fit(vae: ConditionalVAE, train: Table, validation: Table | None, options: Fi
             records.append(record)
             if bar is not None:
                 bar.show(epoch + 1, record)
-            if validation is not None and epoch - best_epoch >= options.patience:
+            if validation is not None and epoch - max(best_epoch, options.latent_epochs) >= options.patience:
                 break
     if best_state is not None:
         vae.load_state_dict(best_state)
@@ -126,7 +134,8 @@ def _step(
 ) -> Terms:  # fmt: skip
     terms = _finite_elbo(vae, batch, noise, options, epoch)
     optimiser.zero_grad(set_to_none=True)
-    (-terms.elbo / rows).backward()
+    extra = (options.weight(epoch) - 1.0) * terms.kl_latent
+    ((extra - terms.elbo) / rows).backward()
     optimiser.step()
     if terms.statistics is not None and isinstance(vae.prior, GPPrior):
         vae.prior.inducing.natural_step(terms.statistics, options.natural_rate)

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from lacova.covariates.belief import draw
 from lacova.predict import Draws, chunks, predictive_draws
 from lacova.table import Table
 from lacova.vae import ConditionalVAE
@@ -22,7 +21,7 @@ def imputation_draws(
         seen = batch.y_mask.any(1)
         if not seen.any():
             continue
-        x = draw(vae.believe(batch), batch, vae.space, draws, generator)[:, seen]
+        x = vae.draw_covariates(batch, draws, generator)[:, seen]
         mean, var = (part[seen] for part in vae.encode(batch))
         z = mean + var.sqrt() * torch.randn(
             draws, *mean.shape, generator=generator, device=mean.device, dtype=mean.dtype

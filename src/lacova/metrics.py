@@ -22,21 +22,26 @@ def gaussian_nll(location: Tensor, noise_var: Tensor, y: Tensor, mask: Tensor) -
     return torch.where(mask, each, 0.0).sum(-1)
 
 
-def crps(draws: Tensor, y: Tensor) -> Tensor:
-    """Continuous ranked probability score per entry, E|Y − y| − ½E|Y − Y'|, from draws (draws×…).
+def crps(ordered: Tensor, y: Tensor) -> Tensor:
+    """Continuous ranked probability score per entry, E|Y − y| − ½E|Y − Y'|, from sorted draws (draws×…).
 
     The second expectation is over pairs of different draws, so that the score is unbiased for any number of them.
     """
-    count = len(draws)
-    ordered = draws.sort(0).values
-    rank = torch.arange(1, count + 1, dtype=draws.dtype, device=draws.device).view(-1, *(1,) * (draws.dim() - 1))
+    count = len(ordered)
+    rank = torch.arange(1, count + 1, dtype=ordered.dtype, device=ordered.device).view(-1, *(1 for _ in y.shape))
     spread = ((2 * rank - count - 1) * ordered).sum(0) / (count * (count - 1))
-    return (draws - y).abs().mean(0) - spread
+    return (ordered - y).abs().mean(0) - spread
 
 
-def coverage(draws: Tensor, y: Tensor, mask: Tensor, level: float) -> Tensor:
-    """Share of the entries in `mask` that lie within the central interval of the draws."""
-    tail = (1.0 - level) / 2.0
-    low, high = torch.quantile(draws, torch.tensor([tail, 1.0 - tail], dtype=draws.dtype, device=draws.device), dim=0)
+def coverage(ordered: Tensor, y: Tensor, mask: Tensor, level: float) -> Tensor:
+    """Share of the entries in `mask` that lie within the central interval of sorted draws (draws×…)."""
+    low, high = quantile(ordered, (1.0 - level) / 2.0), quantile(ordered, (1.0 + level) / 2.0)
     inside: Tensor = (y >= low) & (y <= high)
-    return inside[mask].to(draws.dtype).mean()
+    return inside[mask].to(ordered.dtype).mean()
+
+
+def quantile(ordered: Tensor, share: float) -> Tensor:
+    """Linear interpolation between the two nearest of the sorted draws."""
+    place = share * (len(ordered) - 1)
+    below = min(math.floor(place), len(ordered) - 2) if len(ordered) > 1 else 0
+    return torch.lerp(ordered[below], ordered[min(below + 1, len(ordered) - 1)], place - below)

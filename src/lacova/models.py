@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import pandas as pd
@@ -14,15 +15,18 @@ from sklearn.cluster import kmeans_plusplus
 from torch import Tensor
 
 from lacova.batches import Batches
-from lacova.covariates.belief import best_guess, draw
+from lacova.covariates.belief import best_guess
+from lacova.covariates.fill import FILLS, Fill
+from lacova.covariates.longitudinal import LongitudinalPrior
 from lacova.covariates.posterior import AmortisedPosterior
-from lacova.covariates.prior import FactorisedPrior
+from lacova.covariates.prior import CovariatePrior, FactorisedPrior, JointPrior
 from lacova.fit import FitOptions, fit
 from lacova.gp.formula import components
 from lacova.gp.inducing import InducingPoints
 from lacova.gp.kernels import AdditiveKernel
 from lacova.impute import imputation_draws
 from lacova.likelihoods import NOISE_FLOOR, GaussianLikelihood
+from lacova.metrics import quantile
 from lacova.networks import Conv, Dense, resolve
 from lacova.objective import elbo, log_likelihood
 from lacova.predict import Draws, chunks, predictive_draws
@@ -32,6 +36,7 @@ from lacova.score import score
 from lacova.table import Codec, Scaling, Table, check_scaling
 from lacova.vae import ConditionalVAE
 
+Covariates = Literal["joint", "factorised", "paper", "mean", "knn", "iterative", "zero", "oracle"]
 MEAN_DRAWS = 100
 INTERVAL_DRAWS = 400
 
@@ -48,22 +53,30 @@ class Model(ABC):
         latent_dim: L, dimensions of z.
         networks: `Dense(...)`, `Conv(...)`, or a preset's name.
         scaling: of the measurements: "standard", "minmax" or "none". Continuous covariates are standardised.
-        covariate_posterior: "xy" for q(x_u | y_o, x_o), "x" for the paper's q(x_u | x_o).
+        covariates: how to treat gaps in X. "joint" (default): a joint model of the covariates, with memory along a
+            patient's visits, as prior, and q(x_u | y_o, x_o) as posterior. "factorised": independent columns as prior,
+            the same posterior. "paper": independent columns, and q(x_u | x_o). Or fill X once before training: "mean",
+            "knn", "iterative", "zero"; "oracle" demands complete X.
         covariate_prior: domain knowledge that replaces the observed moments or frequencies of some covariates:
-            `{"height": (170, 10), "sex": {"f": 0.5, "m": 0.5}}`.
+            `{"height": (170, 10), "sex": {"f": 0.5, "m": 0.5}}`; for "factorised" and "paper".
         noise_floor: least noise variance of a (scaled) measurement.
     """
 
     def __init__(
         self, schema: Schema, *, latent_dim: int = 8, networks: str | Dense | Conv = "clinical",
-        scaling: Scaling = "standard", covariate_posterior: Literal["xy", "x"] = "xy",
+        scaling: Scaling = "standard", covariates: Covariates = "joint",
         covariate_prior: Mapping[str, object] | None = None, noise_floor: float = NOISE_FLOOR,
     ) -> None:  # fmt: skip
         if not schema.covariates:
             raise ValueError(f"{type(self).__name__} conditions on covariates: name at least one in the schema.")
         latent_dim = _count(latent_dim, "latent_dim")
-        if covariate_posterior not in ("xy", "x"):
-            raise ValueError(f"covariate_posterior is {covariate_posterior!r}; expected 'xy' or 'x'.")
+        if covariates not in get_args(Covariates):
+            raise ValueError(f"covariates is {covariates!r}; expected one of {', '.join(get_args(Covariates))}.")
+        if covariate_prior and covariates not in ("factorised", "paper"):
+            raise ValueError(
+                f"covariate_prior states independent columns, but covariates is {covariates!r}; "
+                'use covariates="factorised".'
+            )
         check_scaling(scaling)
         if not noise_floor > 0:
             raise ValueError(f"noise_floor must be positive, got {noise_floor!r}.")
@@ -71,10 +84,11 @@ class Model(ABC):
         self.latent_dim = latent_dim
         self.networks = resolve(networks)
         self.scaling: Scaling = scaling
-        self.covariate_posterior = covariate_posterior
+        self.covariates: Covariates = covariates
         self.covariate_prior = dict(covariate_prior or {})
         self.noise_floor = noise_floor
         self._codec: Codec | None = None
+        self._fill: Fill | None = None
         self._vae: ConditionalVAE | None = None
         self._trained: frozenset[Any] = frozenset()
         self._options = FitOptions()
@@ -105,27 +119,56 @@ class Model(ABC):
         target = _device(device)
         codec = Codec.learn(self.schema, train, self.scaling)
         table = codec.encode(train)
+        fill = Fill(self.covariates, codec, table) if self.covariates in FILLS else None
         held_out = None if validation is None else codec.encode(validation)
+        if fill is not None:
+            table, held_out = fill(table), None if held_out is None else fill(held_out)
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(seed)
             vae = self._assemble(codec, table, seed)
+        table = replace(table, given=vae.covariate_prior.prepare(table))
+        if held_out is not None:
+            held_out = replace(held_out, given=vae.covariate_prior.prepare(held_out))
         vae.to(target)
         records = fit(vae, table, held_out, settings)
-        self._codec, self._vae, self._options, self._trained = codec, vae, settings, frozenset(table.labels)
+        self._codec, self._fill, self._vae, self._options = codec, fill, vae, settings
+        self._trained = frozenset(table.labels)
         self.training = pd.DataFrame(records)
         return self
 
     def _assemble(self, codec: Codec, table: Table, seed: int) -> ConditionalVAE:
         measurements = len(self.schema.measurements)
-        covariates = FactorisedPrior.learn(codec.space, table)
-        covariates.override(codec, self.covariate_prior)
-        seen = measurements if self.covariate_posterior == "xy" else 0
+        marginal = FactorisedPrior.learn(codec.space, table)
+        marginal.override(codec, self.covariate_prior)
+        prior = self._covariate_prior(codec, table, marginal, seed)
+        seen = 0 if self.covariates == "paper" else measurements
         return ConditionalVAE(
             codec.space, measurements, self.latent_dim, self.networks, decoder_sees_x=self.decoder_sees_x,
-            prior=self._latent_prior(codec, table, covariates, seed), covariate_prior=covariates,
-            covariate_posterior=AmortisedPosterior(codec.space, seen, covariates),
+            prior=self._latent_prior(codec, table, marginal, seed), covariate_prior=prior,
+            covariate_posterior=AmortisedPosterior(
+                codec.space, seen, marginal, "given" if isinstance(prior, LongitudinalPrior) else "marginal"
+            ),
             likelihood=GaussianLikelihood.learn(table, self.noise_floor),
         )  # fmt: skip
+
+    def _covariate_prior(self, codec: Codec, table: Table, marginal: FactorisedPrior, seed: int) -> CovariatePrior:
+        if self.covariates != "joint":
+            return marginal
+        if self.schema.instance is None:
+            return JointPrior.learn(codec.space, table, seed)
+        time = None if self.schema.time is None else codec.space.names.index(self.schema.time)
+        return LongitudinalPrior.learn(codec.space, table, time, seed)
+
+    def _encode(self, frame: pd.DataFrame, measurements: bool = True) -> Table:
+        """A table as the fitted model takes it: scaled, its gaps in X filled or prepared, on the model's device."""
+        codec, vae = self._fitted()
+        table = codec.encode(frame, measurements=measurements)
+        table = table if self._fill is None else self._fill(table)
+        prior = vae.covariate_prior
+        device = next(vae.parameters()).device
+        if device.type != "cpu":  # preparation is a matter of small loops on the host
+            prior = copy.deepcopy(prior).cpu()
+        return replace(table, given=prior.prepare(table)).to(device)
 
     def impute(
         self, data: pd.DataFrame, draws: int | None = None, *, interval: float | None = None, seed: int = 0
@@ -141,7 +184,7 @@ class Model(ABC):
             seed: of the draws.
         """
         codec, vae = self._fitted()
-        table = codec.encode(data)
+        table = self._encode(data)
         if draws is not None:
             if interval is not None:
                 raise ValueError("give draws or interval, not both: an interval is a summary of draws.")
@@ -149,11 +192,11 @@ class Model(ABC):
         wanted = None if interval is None else _tails(interval)
         count = MEAN_DRAWS if wanted is None else INTERVAL_DRAWS
         located, low, high = _summaries(
-            imputation_draws(vae, self._move(table), count, self._noise(seed), self._trained),
+            imputation_draws(vae, table, count, self._noise(seed), self._trained),
             len(table), len(self.schema.measurements), len(self.schema.covariates), wanted,
         )  # fmt: skip
-        guess = torch.empty_like(table.x)
-        for rows, batch in chunks(self._move(table), 1):
+        guess = torch.empty(table.x.shape)
+        for rows, batch in chunks(table, 1):
             guess[rows] = best_guess(vae.believe(batch), batch, vae.space).detach().cpu()
         done = codec.fill(data, codec.decode_measurements(located[0]), guess)
         return done if wanted is None else self._add_intervals(data, done, codec, low, high)
@@ -163,7 +206,7 @@ class Model(ABC):
     ) -> pd.DataFrame:
         y = torch.empty(draws, *table.y.shape)
         x = torch.empty(draws, *table.x.shape)
-        for part in imputation_draws(vae, self._move(table), draws, self._noise(seed), self._trained):
+        for part in imputation_draws(vae, table, draws, self._noise(seed), self._trained):
             y[:, part.rows], x[:, part.rows] = part.y.cpu(), part.x.cpu()
         tables = [codec.fill(data, codec.decode_measurements(y[k]), x[k]) for k in range(draws)]
         return _stack(tables)
@@ -224,7 +267,7 @@ class Model(ABC):
 
     def _predict_draws(self, x: pd.DataFrame, history: pd.DataFrame | None, draws: int, seed: int) -> Iterable[Draws]:
         codec, vae = self._fitted()
-        table, new = codec.encode(x, measurements=False), len(x)
+        table, new = self._encode(x, measurements=False), len(x)
         if history is not None:
             if self.schema.instance is None:
                 raise DataError(
@@ -236,14 +279,14 @@ class Model(ABC):
                 both = pd.concat(
                     [x.drop(columns=list(self.schema.measurements), errors="ignore"), past[list(self.schema.columns)]]
                 )
-                table = codec.encode(both)
+                table = self._encode(both)
         marked = torch.arange(len(table)) < new
-        return predictive_draws(vae, self._move(table), marked, draws, self._noise(seed), self._trained)
+        return predictive_draws(vae, table, marked, draws, self._noise(seed), self._trained)
 
     def log_likelihood(self, data: pd.DataFrame, *, draws: int = MEAN_DRAWS, seed: int = 0) -> pd.Series[float]:
         """Per row, log p(y_o | x_o) in the measurements' own units, by importance sampling with `draws` draws."""
         codec, vae = self._fitted()
-        table = self._move(codec.encode(data))
+        table = self._encode(data)
         noise, out = self._noise(seed), torch.empty(len(table), dtype=torch.float64)
         for rows, batch in chunks(table, _count(draws)):
             value = log_likelihood(vae, batch, draws, noise).double() + codec.log_jacobian(batch.y_mask)
@@ -253,13 +296,13 @@ class Model(ABC):
     def score(self, data: pd.DataFrame, *, draws: int = MEAN_DRAWS, seed: int = 0) -> dict[str, float]:
         """Predict the measurements from the covariates alone and compare: see `lacova.score.score` for the scores."""
         codec, vae = self._fitted()
-        return score(vae, codec, self._move(codec.encode(data)), _count(draws), self._noise(seed))
+        return score(vae, codec, self._encode(data), _count(draws), self._noise(seed))
 
     @torch.no_grad()
     def elbo(self, data: pd.DataFrame, *, samples: int = 1, seed: int = 0) -> dict[str, float]:
         """The named terms of the bound on log p(Y_o | X_o) over a whole table, in the measurements' own units."""
         codec, vae = self._fitted()
-        table = self._move(codec.encode(data))
+        table = self._encode(data)
         noise, samples = self._noise(seed), _count(samples, "samples")
         total = {
             "reconstruction": float(codec.log_jacobian(table.y_mask).sum()),
@@ -279,9 +322,6 @@ class Model(ABC):
         if self._codec is None or self._vae is None:
             raise NotFittedError(f"this {type(self).__name__} has not been fitted; call fit(train) first.")
         return self._codec, self._vae
-
-    def _move(self, table: Table) -> Table:
-        return table.to(next(self._fitted()[1].parameters()).device)
 
     def _noise(self, seed: int) -> torch.Generator:
         return torch.Generator(next(self._fitted()[1].parameters()).device).manual_seed(seed)
@@ -355,8 +395,8 @@ class GPPriorVAE(Model):
 
 def _inducing_inputs(codec: Codec, table: Table, covariates: FactorisedPrior, count: int, seed: int) -> Tensor:
     """Training rows spread over the covariate space (k-means++), their gaps drawn from the prior."""
-    batch = replace(Batches(table).batch(torch.arange(Batches(table).units)), scale=1.0)
-    x = draw(covariates(batch), batch, codec.space, 1, torch.Generator().manual_seed(seed))[0]
+    batches = Batches(replace(table, given=covariates.prepare(table)))
+    x = covariates.draw(batches.batch(torch.arange(batches.units)), 1, torch.Generator().manual_seed(seed))[0]
     features = codec.space.values(x).double().numpy()
     distinct = len(np.unique(features, axis=0))
     count = min(count, distinct)
@@ -377,8 +417,8 @@ def _summaries(
         located[0][part.rows] = part.location.mean(0).cpu()
         if tails is not None:
             for k, draws in enumerate((part.y, part.x)):
-                ends = torch.quantile(draws, torch.tensor(tails, dtype=draws.dtype, device=draws.device), dim=0).cpu()
-                low[k][part.rows], high[k][part.rows] = ends[0], ends[1]
+                ordered = draws.sort(0).values
+                low[k][part.rows], high[k][part.rows] = (quantile(ordered, share).cpu() for share in tails)
     return located, low, high
 
 

@@ -61,12 +61,12 @@ def elbo(
         cap: largest joint table of missing categories that is summed exactly.
     """
     q_x = vae.covariate_posterior(batch)
-    kl_covariates = batch.scale * beliefs.kl(q_x, vae.covariate_prior(batch), batch, vae.space)
     mean, var = vae.encode(batch)
     scenarios = complete(
         q_x, batch, vae.space, couple=vae.prior.couples_rows, samples=samples,
         generator=generator, cap=cap, every_unit=vae.decoder_sees_x,
     )  # fmt: skip
+    kl_covariates = batch.scale * vae.covariate_prior.kl(q_x, scenarios, batch)
     prior = vae.prior.kl(scenarios, batch, mean, var)
 
     noise = torch.randn(samples, *mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
@@ -99,7 +99,7 @@ def log_likelihood(vae: ConditionalVAE, batch: Batch, draws: int, generator: tor
 
     log 1/K Σ_k p(y_o | z_k, x_k) p(z_k | x_k) p(x_uk) / q(z_k) q(x_uk)
     """
-    q_x, p_x = vae.believe(batch), vae.covariate_prior(batch)
+    q_x = vae.covariate_posterior(batch)
     mean, var = vae.encode(batch)
     n = len(batch)
     x = beliefs.draw(q_x, batch, vae.space, draws, generator)
@@ -109,7 +109,7 @@ def log_likelihood(vae: ConditionalVAE, batch: Batch, draws: int, generator: tor
     fit = vae.likelihood.log_prob(vae.decode(flat_z, flat_x), batch.y.repeat(draws, 1), batch.y_mask.repeat(draws, 1))
     weight = fit + _log_normal(flat_z, prior_mean, prior_var) - _log_normal(z, mean, var).flatten()
     weight = weight.unflatten(0, (draws, n))
-    weight = weight + beliefs.log_density(p_x, x, batch, vae.space) - beliefs.log_density(q_x, x, batch, vae.space)
+    weight = weight + vae.covariate_prior.log_density(x, batch) - beliefs.log_density(q_x, x, batch, vae.space)
     total: Tensor = weight.logsumexp(0)
     return total - math.log(draws)
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from lacova.batches import Batch, Batches
-from lacova.covariates.belief import draw
 from lacova.priors import History
 from lacova.table import Table
 from lacova.vae import ConditionalVAE
@@ -70,7 +69,7 @@ def predictive_draws(
         rows, batch = rows[keep], batch.take(keep.to(batch.y.device))
         asked = new[rows].to(batch.y.device)
         batch = replace(batch, y_mask=batch.y_mask & ~asked[:, None])
-        x = draw(vae.believe(batch), batch, vae.space, draws, generator)
+        x = vae.draw_covariates(batch, draws, generator)
         history = None
         if vae.prior.couples_rows and table.patient is not None and not asked.all():
             seen_before = known[table.patient[rows]].to(x.device)[batch.owner.unique()]

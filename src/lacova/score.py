@@ -31,9 +31,10 @@ def score(vae: ConditionalVAE, codec: Codec, table: Table, draws: int, generator
         nll = gaussian_nll(part.location, vae.likelihood.var, y, mask).double() - codec.log_jacobian(mask)
         sums["nll"] += float(nll.sum())
         sums["se"] += float((part.location.mean(0) - y)[mask].square().sum())
-        sums["crps"] += float(crps(part.y, y)[mask].sum())
+        ordered = part.y.sort(0).values
+        sums["crps"] += float(crps(ordered, y)[mask].sum())
         for level in LEVELS:
-            sums[level] += float(coverage(part.y, y, mask, level)) * count if count else 0.0
+            sums[level] += float(coverage(ordered, y, mask, level)) * count if count else 0.0
         rows, entries = rows + len(y), entries + count
     shares = {f"coverage{round(100 * level)}": sums[level] / entries for level in LEVELS}
     return {

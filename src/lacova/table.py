@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from lacova.covariates.law import RowPrior
 from lacova.covariates.space import CovariateSpace
 from lacova.schema import DataError, Schema
 
@@ -34,6 +35,7 @@ class Table:
         x: covariates (N×Q), continuous ones standardised, categorical ones as level codes, with mask `x_mask`.
         patient: code of each row's instance (N,), numbered by first appearance; None without instance column.
         labels: the instance labels behind those codes.
+        given: what the covariate prior says of each row's gaps, once a model has prepared the table.
     """
 
     y: Tensor
@@ -42,13 +44,15 @@ class Table:
     x_mask: Tensor
     patient: Tensor | None
     labels: tuple[Any, ...]
+    given: RowPrior | None = None
 
     def __len__(self) -> int:
         return len(self.y)
 
     def to(self, device: torch.device) -> Table:
         """The same table with its data on `device`; instance codes stay on the host, which orders the batches."""
-        return replace(self, **{k: getattr(self, k).to(device) for k in ("y", "y_mask", "x", "x_mask")})
+        moved = {k: getattr(self, k).to(device) for k in ("y", "y_mask", "x", "x_mask")}
+        return replace(self, given=None if self.given is None else self.given.to(device), **moved)
 
 
 class Codec:

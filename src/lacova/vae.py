@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from lacova.batches import Batch
-from lacova.covariates.belief import Belief
+from lacova.covariates.belief import draw
+from lacova.covariates.law import Belief
 from lacova.covariates.posterior import AmortisedPosterior
-from lacova.covariates.prior import FactorisedPrior
+from lacova.covariates.prior import CovariatePrior, given
 from lacova.covariates.space import CovariateSpace
 from lacova.likelihoods import GaussianLikelihood
 from lacova.networks import Conv, Decoder, Dense, Encoder
@@ -31,7 +32,7 @@ class ConditionalVAE(nn.Module):
 
     def __init__(
         self, space: CovariateSpace, measurements: int, latent_dim: int, architecture: Dense | Conv, *,
-        decoder_sees_x: bool, prior: LatentPrior, covariate_prior: FactorisedPrior,
+        decoder_sees_x: bool, prior: LatentPrior, covariate_prior: CovariatePrior,
         covariate_posterior: AmortisedPosterior, likelihood: GaussianLikelihood,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -57,13 +58,26 @@ class ConditionalVAE(nn.Module):
         return location
 
     def believe(self, batch: Batch) -> Belief:
-        """The belief about x_u after training: the posterior where y informs it, the prior where no y is seen."""
+        """The belief about each missing covariate after training: the posterior where y informs it, else the prior."""
         posterior: Belief = self.covariate_posterior(batch)
+        return posterior.where(self._informed(batch), given(batch).belief)
+
+    def draw_covariates(self, batch: Batch, draws: int, generator: torch.Generator) -> Tensor:
+        """Completed covariates (draws×N×Q): gaps from the posterior where y informs it, else from p(x_u | x_o)."""
+        informed = self._informed(batch)
+        if informed.all():
+            return draw(self.covariate_posterior(batch), batch, self.space, draws, generator)
+        prior = self.covariate_prior.draw(batch, draws, generator)
+        if not informed.any():
+            return prior
+        return torch.where(informed, draw(self.covariate_posterior(batch), batch, self.space, draws, generator), prior)
+
+    def _informed(self, batch: Batch) -> Tensor:
+        """Entries (N×Q) of whose row, or patient for visit-constant columns, some y is seen; all, if q ignores y."""
         if not self.covariate_posterior.sees_y:
-            return posterior
+            return torch.ones_like(batch.x_mask)
         seen = batch.y_mask.any(1)
         patient_seen = torch.zeros(batch.patients, dtype=torch.bool, device=seen.device)
         patient_seen[batch.patient[seen]] = True
         static = torch.tensor(self.space.static, device=seen.device)
-        informed = torch.where(static, patient_seen[batch.patient][:, None], seen[:, None])
-        return posterior.where(informed, self.covariate_prior(batch))
+        return torch.where(static, patient_seen[batch.patient][:, None], seen[:, None])

@@ -3,36 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lacova.batches import Batch
+from lacova.covariates.law import Belief
 from lacova.covariates.space import CovariateSpace
 from lacova.linalg import gaussian_kl
-
-
-@dataclass(frozen=True)
-class Belief:
-    """q(x) or p(x) for N rows, factorised over columns. Only entries at gaps are ever used.
-
-    Attributes:
-        mean, var: normal of each continuous entry (N×Q).
-        log_prob: log probabilities of each categorical entry (N×Q×levels), −inf beyond a column's own levels.
-    """
-
-    mean: Tensor
-    var: Tensor
-    log_prob: Tensor
-
-    def where(self, rows: Tensor, other: Belief) -> Belief:
-        """This belief in the entries chosen by the mask (N×Q), `other` elsewhere."""
-        return Belief(
-            torch.where(rows, self.mean, other.mean),
-            torch.where(rows, self.var, other.var),
-            torch.where(rows[..., None], self.log_prob, other.log_prob),
-        )
 
 
 def free_entries(batch: Batch, space: CovariateSpace) -> Tensor:
@@ -60,6 +38,22 @@ def kl(q: Belief, p: Belief, batch: Batch, space: CovariateSpace) -> Tensor:
         ratio = torch.where(log_q.isneginf(), 0.0, log_q) - torch.where(log_q.isneginf(), 0.0, log_p)
         part = (log_q.exp() * ratio).sum(-1)
         total = total + torch.where(free[:, c], part, 0.0).sum()
+    return total
+
+
+def negative_entropy(q: Belief, batch: Batch, space: CovariateSpace) -> Tensor:
+    """E_q[log q(x_u)] summed over the batch's unknowns; analytic."""
+    free = free_entries(batch, space)
+    total = batch.x.new_zeros(())
+    if space.continuous:
+        c = space.continuous
+        each = -0.5 * (q.var[:, c].log() + math.log(2.0 * math.pi * math.e))
+        total = total + torch.where(free[:, c], each, 0.0).sum()
+    if space.categorical:
+        c = space.categorical
+        log_q = q.log_prob[:, c]
+        each = (log_q.exp() * torch.where(log_q.isneginf(), 0.0, log_q)).sum(-1)
+        total = total + torch.where(free[:, c], each, 0.0).sum()
     return total
 
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from lacova.batches import Batch
-from lacova.covariates.belief import Belief, free_entries, share_static
+from lacova.covariates.belief import free_entries, share_static
+from lacova.covariates.law import Belief
 from lacova.covariates.space import CovariateSpace
 
 DEFAULT_CAP = 64

@@ -3,54 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from lacova.batches import Batch
-from lacova.covariates.belief import Belief
-from lacova.covariates.prior import FactorisedPrior
+from lacova.covariates.law import Belief
+from lacova.covariates.prior import FactorisedPrior, given
 from lacova.covariates.space import CovariateSpace
 from lacova.networks import mlp
 
 
 class AmortisedPosterior(nn.Module):
-    """Normal and categorical beliefs from one network that sees values and masks.
+    """Normal and categorical beliefs from one network that sees values, masks, and what the prior says given x_o.
+
+    Categorical probabilities start at the prior's given x_o. So do normals where `continuous_start` is "given"; with
+    "marginal" they start at the column's overall law, which lets them leave a prior with several modes.
 
     Args:
         space: layout of X.
         measurements: D if the network also sees y_o, so that it gives q(x_u | y_o, x_o); 0 for q(x_u | x_o).
-        prior: the belief that the network's output corrects; its start is close to it.
+        marginal: overall law of each column.
+        continuous_start: "marginal" or "given".
         hidden: widths of the network's hidden layers.
     """
 
     base_mean: Tensor
     base_log_var: Tensor
-    base_log_prob: Tensor
 
     def __init__(
-        self, space: CovariateSpace, measurements: int, prior: FactorisedPrior, hidden: Sequence[int] = (128, 64)
-    ) -> None:
+        self, space: CovariateSpace, measurements: int, marginal: FactorisedPrior,
+        continuous_start: Literal["marginal", "given"] = "marginal", hidden: Sequence[int] = (128, 64),
+    ) -> None:  # fmt: skip
         super().__init__()
         self.space = space
         self.sees_y = measurements > 0
-        outputs = len(space.names) * (2 + space.max_levels)
-        self.network = mlp([space.width + len(space.names) + 2 * measurements, *hidden, outputs])
-        self.register_buffer("base_mean", prior.mean.clone())
-        self.register_buffer("base_log_var", prior.var.log())
-        self.register_buffer("base_log_prob", prior.log_prob.clone())
+        self.continuous_start = continuous_start
+        columns = len(space.names)
+        prior_features = 2 * len(space.continuous) + sum(space.levels)
+        inputs = space.width + columns + prior_features + 2 * measurements
+        self.network = mlp([inputs, *hidden, columns * (2 + space.max_levels)])
+        self.register_buffer("base_mean", marginal.mean.clone())
+        self.register_buffer("base_log_var", marginal.var.log())
 
     def forward(self, batch: Batch) -> Belief:
-        parts = [self.space.features(batch.x, batch.x_mask)]
+        prior = given(batch).belief
+        parts = [self.space.features(batch.x, batch.x_mask), *self._prior_features(prior)]
         if self.sees_y:
             parts += [batch.y * batch.y_mask, batch.y_mask.to(batch.y.dtype)]
         out = self.network(torch.cat(parts, dim=1)).unflatten(1, (len(self.space.names), -1))
         out = self._pool_static(out, batch)
-        mean = self.base_mean + out[..., 0]
-        # 8·tanh(·/8) is the identity near 0 and keeps variances within e^±8 of the prior's.
-        var = (self.base_log_var + 8.0 * torch.tanh(out[..., 1] / 8.0)).exp()
-        log_prob = torch.log_softmax(self.base_log_prob + out[..., 2:], dim=-1)
-        return Belief(mean, var, log_prob)
+        if self.continuous_start == "given":
+            start_mean, start_log_var = prior.mean, prior.var.log()
+        else:
+            start_mean, start_log_var = self.base_mean, self.base_log_var
+        mean = start_mean + out[..., 0]
+        # 8·tanh(·/8) is the identity near 0 and keeps variances within e^±8 of where they start.
+        var = (start_log_var + 8.0 * torch.tanh(out[..., 1] / 8.0)).exp()
+        return Belief(mean, var, torch.log_softmax(prior.log_prob + out[..., 2:], dim=-1))
+
+    def _prior_features(self, prior: Belief) -> list[Tensor]:
+        c = self.space.continuous
+        levels = [prior.log_prob[:, q, : self.space.levels[q]].exp() for q in self.space.categorical]
+        return [prior.mean[:, c], prior.var[:, c].clamp_min(1e-6).log(), *levels]
 
     def _pool_static(self, out: Tensor, batch: Batch) -> Tensor:
         """One posterior per patient in the visit-constant columns: the average over its informative visits."""

@@ -1,15 +1,20 @@
-"""p_λ(x): what is known of a covariate before its row is looked at."""
+"""p_λ(x): what is known of a row's missing covariates before its measurements are looked at."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from lacova.batches import Batch
-from lacova.covariates.belief import Belief
+from lacova.covariates import belief as beliefs
+from lacova.covariates.em import fit_mixture
+from lacova.covariates.expectation import Scenarios
+from lacova.covariates.law import Belief, RowPrior
+from lacova.covariates.mixture import Mixture
 from lacova.covariates.space import CovariateSpace
 from lacova.table import Codec, Table
 
@@ -17,15 +22,47 @@ from lacova.table import Codec, Table
 MIN_VARIANCE = 1e-6
 
 
-class FactorisedPrior(nn.Module):
+class CovariatePrior(nn.Module, ABC):
+    """p_λ(x) and its conditionals p_λ(x_u | x_o). A table is prepared once; batches then carry what it says of them."""
+
+    space: CovariateSpace
+
+    @abstractmethod
+    def prepare(self, table: Table) -> RowPrior:
+        """p(x_u | x_o) of every row."""
+
+    def kl(self, q: Belief, scenarios: Scenarios, batch: Batch) -> Tensor:
+        """KL[q(x_u) ‖ p(x_u | x_o)] over the batch's unknowns: analytic, the prior being factorised given x_o."""
+        return beliefs.kl(q, given(batch).belief, batch, self.space)
+
+    def draw(self, batch: Batch, draws: int, generator: torch.Generator) -> Tensor:
+        """Completed covariates (draws×N×Q) from p(x_u | x_o)."""
+        return beliefs.draw(given(batch).belief, batch, self.space, draws, generator)
+
+    def log_density(self, x: Tensor, batch: Batch) -> Tensor:
+        """log p(x_u | x_o) of completed rows (draws×N×Q), each row by itself: draws×N."""
+        return beliefs.log_density(given(batch).belief, x, batch, self.space)
+
+
+def given(batch: Batch) -> RowPrior:
+    """The prepared prior of a batch."""
+    if batch.given is None:
+        raise ValueError(
+            "this table has not been prepared: call CovariatePrior.prepare and keep its result in Table.given."
+        )
+    return batch.given
+
+
+class FactorisedPrior(CovariatePrior):
     """Independent normals and categoricals with the observed mean, variance and frequencies (the paper's prior)."""
 
     mean: Tensor
     var: Tensor
     log_prob: Tensor
 
-    def __init__(self, mean: Tensor, var: Tensor, log_prob: Tensor) -> None:
+    def __init__(self, space: CovariateSpace, mean: Tensor, var: Tensor, log_prob: Tensor) -> None:
         super().__init__()
+        self.space = space
         self.register_buffer("mean", mean)
         self.register_buffer("var", var)
         self.register_buffer("log_prob", log_prob)
@@ -48,7 +85,7 @@ class FactorisedPrior(nn.Module):
             level = torch.arange(space.levels[q])
             counts = (weight[:, q, None] * (x[:, q, None] == level)).sum(0)
             log_prob[q, : space.levels[q]] = (counts / total[q]).log()
-        return cls(mean, var, log_prob)
+        return cls(space, mean, var, log_prob)
 
     def override(self, codec: Codec, knowledge: Mapping[str, object]) -> None:
         """Replace columns by domain knowledge.
@@ -69,10 +106,49 @@ class FactorisedPrior(nn.Module):
                 self.mean[q] = (mean - codec.x_shift[q]) / codec.x_scale[q]
                 self.var[q] = (sd / codec.x_scale[q]) ** 2
 
-    def forward(self, batch: Batch) -> Belief:
-        """The belief about each row of the batch; the same for all of them."""
-        n = len(batch)
-        return Belief(self.mean.expand(n, -1), self.var.expand(n, -1), self.log_prob.expand(n, -1, -1))
+    def prepare(self, table: Table) -> RowPrior:
+        n = len(table)
+        belief = Belief(self.mean.expand(n, -1), self.var.expand(n, -1), self.log_prob.expand(n, -1, -1))
+        return RowPrior(belief.to(table.x.device), table.x.new_zeros(n))
+
+
+class JointPrior(CovariatePrior):
+    """A mixture over all covariates, fitted to the incomplete training rows; rows are independent."""
+
+    def __init__(self, mixture: Mixture) -> None:
+        super().__init__()
+        self.space = mixture.space
+        self.mixture = mixture
+
+    @classmethod
+    def learn(cls, space: CovariateSpace, table: Table, seed: int, components: int | None = None) -> JointPrior:
+        return cls(fit_mixture(space, table.x, table.x_mask, components, seed))
+
+    @torch.no_grad()
+    def prepare(self, table: Table) -> RowPrior:
+        x, mask = table.x.to(self.mixture.mean), table.x_mask.to(self.mixture.mean.device)
+        parts = [self.mixture.condition(x[r], mask[r]) for r in torch.arange(len(x)).split(self.mixture.chunk())]
+        each = [self.mixture.belief(part) for part in parts]
+        belief = Belief(*(torch.cat([getattr(b, name) for b in each]) for name in ("mean", "var", "log_prob")))
+        prepared = RowPrior(belief, torch.cat([part.log_marginal for part in parts]))
+        return prepared.to(table.x.dtype).to(table.x.device)
+
+    def kl(self, q: Belief, scenarios: Scenarios, batch: Batch) -> Tensor:
+        """E_q[log q(x_u)] − E_q[log p(x_u, x_o)] + log p(x_o): the first analytic, the second over the scenarios."""
+        gaps = ~batch.x_mask.all(1)
+        line = gaps[scenarios.row]
+        density = self.mixture.log_density(scenarios.x[line].to(self.mixture.mean.dtype))
+        cross = (density.to(batch.x.dtype) * scenarios.row_weight[line]).sum()
+        return beliefs.negative_entropy(q, batch, self.space) - cross + given(batch).log_marginal[gaps].sum()
+
+    def draw(self, batch: Batch, draws: int, generator: torch.Generator) -> Tensor:
+        x = batch.x.to(self.mixture.mean.dtype)
+        law = self.mixture.condition(x, batch.x_mask)
+        return self.mixture.draw(law, x, batch.x_mask, draws, generator).to(batch.x.dtype)
+
+    def log_density(self, x: Tensor, batch: Batch) -> Tensor:
+        density = self.mixture.log_density(x.to(self.mixture.mean.dtype)).to(x.dtype)
+        return torch.where(batch.x_mask.all(1), 0.0, density - given(batch).log_marginal)
 
 
 def _mean_and_sd(name: str, value: object) -> tuple[float, float]:

@@ -48,32 +48,33 @@ def rotated_digits(
 
 
 def _covariates(dataset: int | str, rows: int, rng: np.random.Generator) -> pd.DataFrame:
+    if dataset not in (1, 2, 3, "3-discrete"):
+        raise ValueError(f"dataset is {dataset!r}; expected 1, 2, 3 or '3-discrete'.")
     e = rng.standard_normal((3, rows))
-    if dataset == 1:
-        return pd.DataFrame({"rotation": 40 * e[0], "shift": 2.5 * e[1], "contrast": 0.7 + 0.15 * e[2]})
-    if dataset == 2:
-        u = rng.uniform(0, 2 * np.pi, rows)
-        return pd.DataFrame(
-            {
-                "rotation": 60 * np.sin(u) + 8 * e[0],
-                "shift": 3.5 * np.cos(u) + 0.5 * e[1],
-                "contrast": 0.7 + 0.15 * np.sin(2 * u) + 0.04 * e[2],
-            }
-        )
+    driver = rng.uniform(0, 1, rows)
+    mean, sd = covariate_law(dataset, driver)
+    x = pd.DataFrame(mean + sd * e, index=["rotation", "shift", "contrast"]).T
     if dataset in (3, "3-discrete"):
-        t = rng.uniform(0, 1, rows)
-        x = pd.DataFrame(
-            {
-                "time": t,
-                "rotation": 80 * np.sin(2 * np.pi * t) + 8 * e[0],
-                "shift": 4 * (2 * t - 1) ** 3 + 0.5 * e[1],
-                "contrast": 0.6 + 0.25 * np.exp(-((t - 0.5) ** 2) / 0.05) + 0.04 * e[2],
-            }
-        )
-        if dataset == "3-discrete":
-            x["digit"] = np.where(rng.uniform(size=rows) < 0.1 + 0.36 * t, 6, 3)
-        return x
-    raise ValueError(f"dataset is {dataset!r}; expected 1, 2, 3 or '3-discrete'.")
+        x.insert(0, "time", driver)
+    if dataset == "3-discrete":
+        x["digit"] = np.where(rng.uniform(size=rows) < 0.1 + 0.36 * driver, 6, 3)
+    return x
+
+
+def covariate_law(dataset: int | str, driver: Floats) -> tuple[Floats, Floats]:
+    """Mean (3×n) and sd (3×1) of rotation, shift and contrast given what drives them, uniform on (0, 1).
+
+    In sets 2 and 3 the three are independent given the driver: an angle over 2π in set 2, time in set 3.
+    """
+    u = np.asarray(driver)
+    if dataset == 1:
+        return np.stack([0.0 * u, 0.0 * u, 0.7 + 0.0 * u]), np.array([[40.0], [2.5], [0.15]])
+    spread = np.array([[8.0], [0.5], [0.04]])
+    if dataset == 2:
+        angle = 2 * np.pi * u
+        return np.stack([60 * np.sin(angle), 3.5 * np.cos(angle), 0.7 + 0.15 * np.sin(2 * angle)]), spread
+    bump = 0.6 + 0.25 * np.exp(-((u - 0.5) ** 2) / 0.05)
+    return np.stack([80 * np.sin(2 * np.pi * u), 4 * (2 * u - 1) ** 3, bump]), spread
 
 
 def transform(images: Floats, rotation: Floats, shift: Floats, contrast: Floats) -> Floats:

@@ -1,0 +1,165 @@
+"""How much of the gap between mean imputation and the limit each treatment of missing covariates closes.
+
+    python -m reproduction.covariates.study run --images mnist.npz --workers 2
+    python -m reproduction.covariates.study table
+
+`run` appends one line per cell to results.jsonl and skips cells that are there; `table` prints the table of the docs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import multiprocessing
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+import lacova
+from lacova.datasets import mask_at_random, rotated_digits
+from reproduction.covariates.limit import TruePrior
+
+RESULTS = Path(__file__).with_name("results.jsonl")
+METHODS = ("mean", "knn", "iterative", "paper", "joint", "oracle")  # "limit" comes with "oracle"
+ROWS = {"train": 4000, "validation": 400, "test": 400}
+DRAWS = 200
+KEY = ("dataset", "model", "covariates", "missing", "seed")
+
+
+def data(dataset: int, missing: float, seed: int, images: dict[int, np.ndarray] | None):
+    """Complete and masked tables; the same for every method of a cell."""
+    complete, masked = {}, {}
+    for k, (name, rows) in enumerate(ROWS.items()):
+        complete[name], schema = rotated_digits(dataset, rows, 1000 * seed + k, images)
+        masked[name] = mask_at_random(complete[name], list(schema.columns), missing, 1000 * seed + 100 + k)
+    return complete, masked, schema
+
+
+def cell(dataset: int, model: str, covariates: str, missing: float, seed: int, options: dict) -> list[dict]:
+    """Fit one model and score it; the oracle's fit also gives the limit."""
+    images = options["images"]
+    complete, masked, schema = data(dataset, missing, seed, images)
+    x = list(schema.covariates)
+    if covariates == "oracle":
+        given = {name: table.assign(**complete[name][x]) for name, table in masked.items()}
+    else:
+        given = masked
+    kind = {"cvae": lacova.CVAE, "gp": lacova.GPPriorVAE}[model]
+    started = time.perf_counter()
+    fitted = kind(schema, latent_dim=8, networks="dense-digits", scaling="none", covariates=covariates)
+    fitted.fit(
+        given["train"], given["validation"], max_epochs=options["epochs"], batch_size=100, patience=options["patience"],
+        seed=seed, device=options["device"], **options["fit"],
+    )  # fmt: skip
+    seconds = time.perf_counter() - started
+    fitted._vae.to(options["score_device"])  # sorting 200 draws of 400 images is work for a GPU, where there is one
+    base = {"dataset": dataset, "model": model, "networks": "dense", "missing": missing, "seed": seed}
+    base |= {"epochs": len(fitted.training), "seconds": round(seconds, 1), "device": options["device"]}
+    base |= {"version": lacova.__version__}
+    truth = complete["test"]
+    lines = [base | {"covariates": covariates} | scores(fitted, truth.assign(**given["test"][x]))]
+    lines[0] |= covariate_error(fitted, given["test"], masked["test"], truth, complete["train"], x)
+    if covariates == "oracle":
+        fitted._fill = None
+        fitted._vae.covariate_prior = TruePrior(dataset, fitted._codec, seed)
+        lines.append(base | {"covariates": "limit"} | scores(fitted, truth.assign(**masked["test"][x])))
+    return lines
+
+
+def scores(fitted, table: pd.DataFrame) -> dict:
+    found = fitted.score(table, draws=DRAWS)
+    return {name: round(value, 5) for name, value in found.items()}
+
+
+def covariate_error(fitted, given, masked, truth, train, x) -> dict:
+    holes = masked[x].isna().to_numpy()
+    if given[x].notna().all().all():
+        return {"covariate_mse": 0.0, "covariate_mse_all_rows": 0.0}
+    square = (((fitted.impute(given)[x] - truth[x]) / train[x].std()).to_numpy() ** 2) * holes
+    return {"covariate_mse": round(float(square[holes].mean()), 5), "covariate_mse_all_rows": round(float(square.mean()), 5)}
+
+
+def done() -> set[tuple]:
+    if not RESULTS.exists():
+        return set()
+    return {tuple(json.loads(line)[k] for k in KEY) for line in RESULTS.read_text().splitlines()}
+
+
+def work(job: tuple) -> list[dict]:
+    torch.set_num_threads(1)
+    return cell(*job)
+
+
+def run(options: argparse.Namespace) -> None:
+    images = None
+    if options.images is not None:
+        stored = np.load(options.images)
+        images = {k: stored["x"][stored["y"] == k][0] / 255.0 for k in (3, 6)}
+    settings = {
+        "images": images, "epochs": options.epochs, "patience": options.patience, "device": options.device,
+        "score_device": "cuda" if torch.cuda.is_available() else "cpu",
+        "fit": json.loads(options.fit),
+    }  # fmt: skip
+    cells = itertools.product(options.seeds, options.missing, options.datasets, options.models, options.methods)
+    jobs = [(d, m, c, p, s, settings) for s, p, d, m, c in cells]
+    finished = done()
+    jobs = [job for job in jobs if (job[0], job[1], job[2], job[3], job[4]) not in finished]
+    print(f"{len(jobs)} cells to do, {len(finished)} done", flush=True)
+    started = time.perf_counter()
+    with multiprocessing.get_context("spawn").Pool(options.workers, maxtasksperchild=8) as pool:
+        for k, lines in enumerate(pool.imap_unordered(work, jobs), 1):
+            with RESULTS.open("a") as out:
+                out.writelines(json.dumps(line) + "\n" for line in lines)
+            left = (time.perf_counter() - started) / k * (len(jobs) - k)
+            for line in lines:
+                name = " ".join(str(line[key]) for key in KEY)
+                print(f"{k}/{len(jobs)} {name}: nll {line['nll']:.0f} ({line['seconds']:.0f} s), {left:.0f} s left", flush=True)
+
+
+def summary() -> pd.DataFrame:
+    """One row per data set, model and missing level: NLL by method, and the gap closed with its standard error."""
+    found = pd.DataFrame([json.loads(line) for line in RESULTS.read_text().splitlines()])
+    rows = []
+    for key, cell in found.groupby(["dataset", "model", "missing"]):
+        nll = cell.pivot_table(index="seed", columns="covariates", values="nll")
+        row = dict(zip(("dataset", "model", "missing"), key, strict=True)) | nll.mean().round(0).to_dict()
+        for method in ("paper", "joint"):
+            if {"mean", "limit", method} <= set(nll.columns):
+                closed = (nll["mean"] - nll[method]) / (nll["mean"] - nll["limit"])
+                row[f"{method} closes"] = f"{closed.mean():.0%} ± {closed.sem():.0%}" if len(closed) > 1 else f"{closed.mean():.0%}"
+        joint = cell[cell.covariates == "joint"]
+        row |= {"coverage90": round(joint.coverage90.mean(), 3), "covariate mse": round(joint.covariate_mse.mean(), 3)}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("run", "table"))
+    parser.add_argument("--images", type=Path, help="an .npz with x (images) and y (labels); scikit-learn's digits without")
+    parser.add_argument("--datasets", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--models", nargs="+", default=["gp", "cvae"])
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--missing", type=float, nargs="+", default=[0.2, 0.4])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--epochs", type=int, default=150)
+    parser.add_argument("--patience", type=int, default=30)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--fit", default="{}", help="further options of fit, as JSON")
+    parser.add_argument("--results", type=Path)
+    options = parser.parse_args()
+    if options.results is not None:
+        globals()["RESULTS"] = options.results
+    if options.action == "run":
+        run(options)
+    else:
+        print(summary().to_string(index=False))
+
+
+if __name__ == "__main__":
+    main()

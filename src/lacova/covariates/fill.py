@@ -1,0 +1,88 @@
+"""Single imputation of covariates before training: what others do, for comparison."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lacova.covariates.prior import FactorisedPrior
+from lacova.covariates.space import CovariateSpace
+from lacova.schema import DataError
+from lacova.table import Codec, Table
+
+FILLS = ("mean", "knn", "iterative", "zero", "oracle")
+
+
+class Fill:
+    """Completes X once, by a rule learnt from the training rows; the model then takes it for observed.
+
+    "mean": mean of a number, most frequent level of a category; "knn" and "iterative": scikit-learn's imputers on
+    numbers and one-hot levels; "zero": 0 in the column's own units, no level at all; "oracle": X must be complete.
+    """
+
+    def __init__(self, kind: str, codec: Codec, table: Table) -> None:
+        self.kind, self.codec = kind, codec
+        self.marginal = FactorisedPrior.learn(codec.space, table)
+        self._imputer: Any = None
+        if kind in ("knn", "iterative"):
+            self._imputer = _imputer(kind)
+            self._imputer.fit(_spread(codec.space, table))
+
+    def __call__(self, table: Table) -> Table:
+        """The table with complete covariates."""
+        if table.x_mask.all():
+            return table
+        if self.kind == "oracle":
+            gaps = (~table.x_mask).sum(0).tolist()
+            named = ", ".join(f"{n} in {c!r}" for c, n in zip(self.codec.space.names, gaps, strict=True) if n)
+            raise DataError(f'covariates="oracle" needs complete covariates, but there are gaps: {named}.')
+        x = torch.where(table.x_mask, table.x, self._values(table).to(table.x.dtype))
+        return replace(table, x=x, x_mask=torch.ones_like(table.x_mask))
+
+    def _values(self, table: Table) -> Tensor:
+        space = self.codec.space
+        if self.kind == "mean":
+            x = self.marginal.mean.clone()
+            x[space.categorical] = self.marginal.log_prob[space.categorical].argmax(-1).to(x.dtype)
+            return x
+        if self.kind == "zero":
+            x = torch.as_tensor(-self.codec.x_shift / self.codec.x_scale)
+            x[space.categorical] = -1.0  # equal to no level: all one-hot features are 0
+            return x
+        return _gather(space, torch.as_tensor(np.asarray(self._imputer.transform(_spread(space, table)))))
+
+
+def _imputer(kind: str) -> Any:
+    if kind == "knn":
+        from sklearn.impute import KNNImputer
+
+        return KNNImputer()
+    from sklearn.experimental import enable_iterative_imputer  # noqa: F401  # scikit-learn's switch for the next import
+    from sklearn.impute import IterativeImputer
+
+    return IterativeImputer(random_state=0, max_iter=20, tol=1e-2)
+
+
+def _spread(space: CovariateSpace, table: Table) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Numbers and one-hot levels, NaN at gaps."""
+    x, mask = table.x.double(), table.x_mask
+    parts = [torch.where(mask[:, q], x[:, q], torch.nan)[:, None] for q in space.continuous]
+    for q in space.categorical:
+        hot = (x[:, q, None] == torch.arange(space.levels[q])).double()
+        parts.append(torch.where(mask[:, q, None], hot, torch.nan))
+    return np.asarray(torch.cat(parts, dim=1).numpy())
+
+
+def _gather(space: CovariateSpace, values: Tensor) -> Tensor:
+    """Back from numbers and one-hot levels: the level with the largest value."""
+    x = values.new_zeros(len(values), len(space.names))
+    x[:, space.continuous] = values[:, : len(space.continuous)]
+    start = len(space.continuous)
+    for q in space.categorical:
+        x[:, q] = values[:, start : start + space.levels[q]].argmax(1).to(x.dtype)
+        start += space.levels[q]
+    return x

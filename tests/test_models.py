@@ -112,23 +112,24 @@ def check_no_gap_comes_out(model, schema, frame):
     pd.testing.assert_frame_equal(frame, before, check_exact=True)
 
 
+WAYS = ["joint", "factorised", "paper", "mean", "knn", "iterative", "zero"]
+
+
 def property_test(examples):
     return settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @property_test(12)
-@given(table=tables(), latent=st.sampled_from(["normal", "conditional"]), posterior=st.sampled_from(["xy", "x"]))
-def test_cvae_takes_any_gaps(table, latent, posterior):
-    model = CVAE(table[0], latent_dim=2, networks=SMALL, latent_prior=latent, covariate_posterior=posterior)
+@given(table=tables(), latent=st.sampled_from(["normal", "conditional"]), covariates=st.sampled_from(WAYS))
+def test_cvae_takes_any_gaps(table, latent, covariates):
+    model = CVAE(table[0], latent_dim=2, networks=SMALL, latent_prior=latent, covariates=covariates)
     check_no_gap_comes_out(model, *table)
 
 
 @property_test(12)
-@given(table=tables(), posterior=st.sampled_from(["xy", "x"]), scaling=st.sampled_from(["standard", "minmax"]))
-def test_gp_prior_vae_takes_any_gaps(table, posterior, scaling):
-    model = GPPriorVAE(
-        table[0], latent_dim=2, networks=SMALL, inducing=4, covariate_posterior=posterior, scaling=scaling
-    )
+@given(table=tables(), covariates=st.sampled_from(WAYS), scaling=st.sampled_from(["standard", "minmax"]))
+def test_gp_prior_vae_takes_any_gaps(table, covariates, scaling):
+    model = GPPriorVAE(table[0], latent_dim=2, networks=SMALL, inducing=4, covariates=covariates, scaling=scaling)
     check_no_gap_comes_out(model, *table)
 
 
@@ -212,7 +213,14 @@ def test_unfitted_model_says_so(make, use):
         (lambda: CVAE(SCHEMA, latent_dim=0), "latent_dim must be a whole number of at least 1, got 0."),
         (lambda: CVAE(SCHEMA, latent_dim=2.0), "latent_dim must be a whole number of at least 1, got 2.0."),
         (lambda: GPPriorVAE(SCHEMA, latent_dim=True), "latent_dim must be a whole number of at least 1, got True."),
-        (lambda: CVAE(SCHEMA, covariate_posterior="y"), "covariate_posterior is 'y'; expected 'xy' or 'x'."),
+        (
+            lambda: CVAE(SCHEMA, covariates="y"),
+            "covariates is 'y'; expected one of joint, factorised, paper, mean, knn, iterative, zero, oracle.",
+        ),
+        (
+            lambda: CVAE(SCHEMA, covariate_prior={"age": (50, 10)}),
+            "covariate_prior states independent columns, but covariates is 'joint'; use covariates=\"factorised\".",
+        ),
         (lambda: CVAE(SCHEMA, latent_prior="gp"), "latent_prior is 'gp'; expected 'normal' or 'conditional'."),
         (
             lambda: GPPriorVAE(SCHEMA, networks="digits"),
@@ -307,9 +315,11 @@ def test_early_stopping_restores_the_best_weights(make):
     # Validation rows whose measurements belong to other rows, and large steps: the bound peaks early.
     train, validation = visits(0, patients=4, gaps=0.1), visits(1, patients=12, gaps=0.1)
     validation[["alt", "ast"]] = validation[["alt", "ast"]].to_numpy()[::-1]
-    model = make(SCHEMA).fit(train, validation, max_epochs=80, patience=4, learning_rate=0.1, batch_size=2)
+    model = make(SCHEMA).fit(
+        train, validation, max_epochs=80, patience=4, learning_rate=0.1, batch_size=2, latent_weight=1.0
+    )
     recorded = model.training["validation"]
-    table = model._codec.encode(validation)
+    table = model._encode(validation)
     assert lacova.fit.evaluate(model._vae, table, model._options) == recorded.max() > recorded.iloc[-1]
 
 
@@ -322,11 +332,19 @@ def test_training_stops_after_patience_and_keeps_the_best_epoch(make, monkeypatc
         return next(scores)
 
     monkeypatch.setattr(lacova.fit, "evaluate", evaluate)
-    model = make(SCHEMA).fit(visits(), visits(1), max_epochs=6, patience=3)
+    model = make(SCHEMA).fit(visits(), visits(1), max_epochs=6, patience=3, latent_weight=1.0)
     assert model.training["validation"].tolist() == [1.0, 5.0, 3.0, 5.0, 4.0]
     final, weights = model._vae.state_dict(), [name for name, _ in model._vae.named_parameters()]
     assert all(torch.equal(final[name], states[1][name]) for name in weights)
     assert not all(torch.equal(states[4][name], states[1][name]) for name in weights)
+
+
+def test_latent_weight_falls_geometrically_to_one_and_delays_patience():
+    options = FitOptions(max_epochs=90, latent_weight=100.0)
+    assert [round(options.weight(k), 6) for k in (0, 15, 30, 60)] == [100.0, 10.0, 1.0, 1.0]
+    assert options.warm_up == 30
+    assert FitOptions(max_epochs=90).warm_up == 0
+    assert FitOptions(latent_weight=7.0, latent_epochs=2).weight(1) == pytest.approx(7.0**0.5)
 
 
 @every_model
@@ -396,7 +414,7 @@ def blank(frame):
 
 @every_model
 def test_covariate_prior_is_in_own_units(make):
-    model = make(SCHEMA, covariate_prior=KNOWLEDGE).fit(visits(), max_epochs=2)
+    model = make(SCHEMA, covariates="factorised", covariate_prior=KNOWLEDGE).fit(visits(), max_epochs=2)
     shift, scale = model._codec.x_shift[0], model._codec.x_scale[0]
     prior = model._vae.covariate_prior
     assert prior.mean[0].item() * scale + shift == pytest.approx(170, rel=1e-5)
@@ -406,7 +424,7 @@ def test_covariate_prior_is_in_own_units(make):
 
 @every_model
 def test_covariate_prior_fills_a_row_of_which_nothing_is_known(make):
-    model = make(SCHEMA, covariate_prior=KNOWLEDGE).fit(visits(), max_epochs=2)
+    model = make(SCHEMA, covariates="factorised", covariate_prior=KNOWLEDGE).fit(visits(), max_epochs=2)
     done = model.impute(pd.concat([visits(), blank(visits())]), interval=0.9)[-1:]
     assert done["age"].item() == pytest.approx(170, rel=1e-5)
     assert done["sex"].item() == "m"
@@ -418,7 +436,7 @@ def test_covariate_prior_fills_a_row_of_which_nothing_is_known(make):
 @every_model
 def test_without_knowledge_the_observed_moments_fill_such_a_row(make):
     frame = visits()
-    model = make(SCHEMA).fit(frame, max_epochs=2)
+    model = make(SCHEMA, covariates="factorised").fit(frame, max_epochs=2)
     done = model.impute(blank(frame))
     # Of the visits once static values are spread: each patient counts once.
     assert done["age"].item() == pytest.approx(frame.groupby("id")["age"].first().mean(), rel=1e-5)
@@ -458,7 +476,7 @@ def test_without_knowledge_the_observed_moments_fill_such_a_row(make):
 )
 def test_bad_covariate_prior_is_refused(knowledge, message):
     with pytest.raises(ValueError) as caught:  # noqa: PT011
-        CVAE(SCHEMA, covariate_prior=knowledge).fit(visits())
+        CVAE(SCHEMA, covariates="factorised", covariate_prior=knowledge).fit(visits())
     assert str(caught.value) == message
 
 
@@ -625,10 +643,10 @@ def test_elbo_names_its_terms(fitted):
 
 def test_fit_options_are_those_of_the_fit():
     model = MODELS["cvae"](SCHEMA).fit(visits(), max_epochs=2, seed=3, batch_size=4)
-    assert model._options == FitOptions(max_epochs=2, seed=3, batch_size=4)
+    assert model._options == FitOptions(max_epochs=2, seed=3, batch_size=4, latent_weight=100.0)
 
 
-# Known bugs.
+# Mended bugs.
 
 
 def test_imputed_table_can_be_imputed_again():
@@ -685,4 +703,4 @@ def test_last_step_may_leave_a_model_that_predicts_nan(name):
 @pytest.mark.parametrize("value", [(float("nan"), 1.0), (0.0, float("inf")), ("tall", 1.0)])
 def test_covariate_prior_that_is_no_number_is_refused_by_name(value):
     with pytest.raises(ValueError, match=r"covariate_prior\['age'\]"):
-        MODELS["cvae"](SCHEMA, covariate_prior={"age": value}).fit(visits())
+        MODELS["cvae"](SCHEMA, covariates="paper", covariate_prior={"age": value}).fit(visits())

@@ -1,13 +1,14 @@
 """The bound really is one, and is what it says under batching, permutation and added rows."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from lacova.batches import Batch, Batches
-from lacova.covariates.belief import Belief
+from lacova.covariates.law import Belief
 from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import FactorisedPrior
 from lacova.covariates.space import CovariateSpace
@@ -41,6 +42,15 @@ class Fixed(nn.Module):
 
 def noise():
     return torch.Generator().manual_seed(0)
+
+
+def prepared(rows, vae):
+    """A batch or table with what the covariate prior says of it."""
+    return replace(rows, given=vae.covariate_prior.prepare(rows))
+
+
+def whole_batch(table, vae):
+    return next(Batches(prepared(table, vae)).in_order())[1]
 
 
 def linear_cvae(space, loading, slope, intercept, noise_var, covariate_prior):
@@ -80,7 +90,9 @@ def gaussian_case():
     slope = torch.tensor([[0.3, 0.0], [-0.2, 0.9], [0.1, 0.4], [0.5, -0.6]], dtype=torch.float64)
     intercept = torch.tensor([0.1, -0.3, 0.2, 0.4], dtype=torch.float64)
     noise_var = torch.tensor([0.3, 0.2, 0.4, 0.5], dtype=torch.float64)
-    prior = FactorisedPrior(torch.tensor([0.2, -0.1]).double(), torch.tensor([1.1, 0.8]).double(), torch.zeros(2, 1))
+    prior = FactorisedPrior(
+        NUMBERS, torch.tensor([0.2, -0.1]).double(), torch.tensor([1.1, 0.8]).double(), torch.zeros(2, 1).double()
+    )
     y = torch.tensor([[0.7, -1.1, 0.0, 0.9]], dtype=torch.float64)
     batch = Batch(
         y, torch.tensor([[True, True, False, True]]), torch.tensor([[0.4, 0.0]], dtype=torch.float64),
@@ -101,7 +113,7 @@ def gaussian_case():
     shift = design.T @ torch.linalg.solve(r, y[0, seen] - intercept[seen] - v[:, 0] * 0.4)
     shift = shift + torch.stack([torch.tensor(0.0).double(), prior.mean[1] / prior.var[1]])
     covariance = torch.linalg.inv(precision)
-    return vae, batch, truth, covariance @ shift, covariance.diagonal()
+    return vae, prepared(batch, vae), truth, covariance @ shift, covariance.diagonal()
 
 
 def with_posterior(vae, z_mean, z_var, x_mean, x_var):
@@ -141,7 +153,7 @@ def test_elbo_meets_the_likelihood_with_a_missing_category(monkeypatch):
     slope = torch.tensor([[0.3, 0.0, 0.0], [-0.2, 0.9, -0.4]], dtype=torch.float64)
     log_prob = torch.tensor([[0.0, 0.0], [0.3, 0.7]], dtype=torch.float64)
     log_prob[1] = log_prob[1].log()
-    prior = FactorisedPrior(torch.zeros(2).double(), torch.ones(2).double(), log_prob)
+    prior = FactorisedPrior(MIXED, torch.zeros(2).double(), torch.ones(2).double(), log_prob)
     noise_var = torch.tensor([0.3, 0.2], dtype=torch.float64)
     vae = linear_cvae(MIXED, loading, slope, torch.zeros(2).double(), noise_var, prior)
     noise_var = vae.likelihood.var.detach()
@@ -164,6 +176,7 @@ def test_elbo_meets_the_likelihood_with_a_missing_category(monkeypatch):
         torch.stack([torch.zeros(2).double(), of_c.log_softmax(0)])[None],
     )
     vae.covariate_posterior = Fixed(belief)
+    batch = prepared(batch, vae)
     samples = exact_normals(monkeypatch, 3)
     torch.testing.assert_close(elbo(vae, batch, noise(), samples).elbo, truth, rtol=1e-8, atol=0)
     wrong = Belief(belief.mean, belief.var, torch.log(torch.full((1, 2, 2), 0.5)).double())
@@ -181,7 +194,7 @@ def test_gp_elbo_never_exceeds_the_dense_likelihood(monkeypatch, instance):
     x = torch.randn(n, 1, generator=g, dtype=torch.float64)
     kernel = AdditiveKernel(terms, space, 1)
     prior = GPPrior(kernel, InducingPoints(x, space, 1), noise=0.2)
-    factorised = FactorisedPrior(torch.zeros(1).double(), torch.ones(1).double(), torch.zeros(1, 1).double())
+    factorised = FactorisedPrior(space, torch.zeros(1).double(), torch.ones(1).double(), torch.zeros(1, 1).double())
     vae = ConditionalVAE(
         space, 1, 1, Dense((), ()), decoder_sees_x=False, prior=prior, covariate_prior=factorised,
         covariate_posterior=AmortisedPosterior(space, 1, factorised),
@@ -191,6 +204,7 @@ def test_gp_elbo_never_exceeds_the_dense_likelihood(monkeypatch, instance):
     vae.decoder.network[0].bias.data.fill_(0.0)
     y = torch.randn(n, 1, generator=g, dtype=torch.float64)
     batch = Batch(y, torch.ones(n, 1, dtype=torch.bool), x, torch.ones(n, 1, dtype=torch.bool), patient)
+    batch = prepared(batch, vae)
     same = (patient[:, None] == patient).double()
     eye = torch.eye(n, dtype=torch.float64)
     covariance = (kernel(x, x, kernel.shared)[0] + kernel(x, x, kernel.own)[0] * same + prior.noise * eye).detach()
@@ -215,7 +229,7 @@ def test_gp_elbo_never_exceeds_the_dense_likelihood(monkeypatch, instance):
 def some_vae(space, kind, latent=2, measurements=3):
     torch.manual_seed(0)
     prior = FactorisedPrior(
-        torch.zeros(len(space.names)), torch.ones(len(space.names)),
+        space, torch.zeros(len(space.names)), torch.ones(len(space.names)),
         torch.tensor([[0.0, 0.0] if not k else [math.log(0.4), math.log(0.6)] for k in space.levels]),
     )  # fmt: skip
     if kind == "normal":
@@ -229,7 +243,7 @@ def some_vae(space, kind, latent=2, measurements=3):
     return ConditionalVAE(
         space, measurements, latent, Dense((8,), (8,)), decoder_sees_x=kind in ("normal", "conditional"),
         prior=latent_prior, covariate_prior=prior,
-        covariate_posterior=AmortisedPosterior(space, measurements, prior, (8,)),
+        covariate_posterior=AmortisedPosterior(space, measurements, prior, hidden=(8,)),
         likelihood=GaussianLikelihood(torch.ones(measurements)),
     ).double()  # fmt: skip
 
@@ -262,8 +276,8 @@ def terms_of(vae, batch):
 def test_equal_partitions_average_to_the_whole(kind):
     vae = some_vae(MIXED, kind)
     ragged = [0, 0, 0, 1, 2, 2, 2, 2, 3, 4, 4, 5] if kind == "longitudinal" else None
-    batches = Batches(some_table(patients=ragged), 3 if kind != "longitudinal" else 2)
-    whole = terms_of(vae, next(iter(Batches(batches.table).in_order()))[1])
+    batches = Batches(prepared(some_table(patients=ragged), vae), 3 if kind != "longitudinal" else 2)
+    whole = terms_of(vae, whole_batch(batches.table, vae))
     parts = [terms_of(vae, batch) for batch in batches.shuffled(torch.Generator().manual_seed(1))]
     for name, value in whole.items():
         mean = sum(part[name] for part in parts) / len(parts)
@@ -276,10 +290,10 @@ def test_permuting_rows_changes_nothing_and_empty_rows_add_only_their_own(kind):
     vae = some_vae(MIXED, kind)
     patients = [0, 0, 0, 1, 2, 2, 2, 2, 3, 4, 4, 5]
     t = some_table(patients=patients)
-    whole = terms_of(vae, next(Batches(t).in_order())[1])
+    whole = terms_of(vae, whole_batch(t, vae))
     order = torch.randperm(12, generator=torch.Generator().manual_seed(3))
     moved = Table(t.y[order], t.y_mask[order], t.x[order], t.x_mask[order], t.patient[order], t.labels)
-    for name, value in terms_of(vae, next(Batches(moved).in_order())[1]).items():
+    for name, value in terms_of(vae, whole_batch(moved, vae)).items():
         assert value == pytest.approx(whole[name], rel=1e-9), name
 
     empty = (
@@ -291,9 +305,9 @@ def test_permuting_rows_changes_nothing_and_empty_rows_add_only_their_own(kind):
     alone = Table(*empty, torch.tensor([0]), (9,))
     parts = zip((t.y, t.y_mask, t.x, t.x_mask), empty, strict=True)
     longer = Table(*(torch.cat(pair) for pair in parts), torch.cat([t.patient, torch.tensor([6])]), (*t.labels, 9))
-    own = terms_of(vae, next(Batches(alone).in_order())[1])
+    own = terms_of(vae, whole_batch(alone, vae))
     assert own["reconstruction"] == 0.0
-    for name, value in terms_of(vae, next(Batches(longer).in_order())[1]).items():
+    for name, value in terms_of(vae, whole_batch(longer, vae)).items():
         if name != "elbo":
             assert value == pytest.approx(whole[name] + own[name], rel=1e-9), name
 
@@ -306,14 +320,14 @@ def test_masked_values_do_not_matter(kind):
     spoiled = Table(
         torch.where(t.y_mask, t.y, 77.0), t.y_mask, torch.where(t.x_mask, t.x, 1.0), t.x_mask, t.patient, t.labels
     )
-    assert terms_of(vae, next(Batches(spoiled).in_order())[1]) == terms_of(vae, next(Batches(t).in_order())[1])
+    assert terms_of(vae, whole_batch(spoiled, vae)) == terms_of(vae, whole_batch(t, vae))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_samples_estimate_the_same_bound(kind):
     """The mean of many one-sample estimates is the many-sample estimate."""
     vae = some_vae(MIXED, kind)
-    batch = next(Batches(some_table(patients=[0, 0, 0, 1, 2, 2, 2, 2, 3, 4, 4, 5])).in_order())[1]
+    batch = whole_batch(some_table(patients=[0, 0, 0, 1, 2, 2, 2, 2, 3, 4, 4, 5]), vae)
     g = noise()
     with torch.no_grad():
         singles = torch.tensor([elbo(vae, batch, g).elbo for _ in range(400)])
@@ -324,7 +338,7 @@ def test_samples_estimate_the_same_bound(kind):
 def test_batch_columns_can_be_permuted():
     """Permuting the measurements, with their weights, changes nothing."""
     vae = some_vae(MIXED, "regression")
-    batch = next(Batches(some_table()).in_order())[1]
+    batch = whole_batch(some_table(), vae)
     before = elbo(vae, batch, noise()).named()
     order = torch.tensor([2, 0, 1])
     d = 3
@@ -337,6 +351,6 @@ def test_batch_columns_can_be_permuted():
     last = vae.decoder.network[-1]
     last.weight.data, last.bias.data = last.weight.data[order], last.bias.data[order]
     vae.likelihood.raw.data = vae.likelihood.raw.data[order]
-    moved = Batch(batch.y[:, order], batch.y_mask[:, order], batch.x, batch.x_mask, batch.patient)
+    moved = Batch(batch.y[:, order], batch.y_mask[:, order], batch.x, batch.x_mask, batch.patient, given=batch.given)
     for name, value in elbo(vae, moved, noise()).named().items():
         assert value == pytest.approx(before[name], rel=1e-8), name

@@ -52,7 +52,7 @@ def cell(dataset: int, model: str, covariates: str, missing: float, seed: int, o
     started = time.perf_counter()
     fitted = kind(schema, latent_dim=8, networks="dense-digits", scaling="none", covariates=covariates)
     fitted.fit(
-        given["train"], given["validation"], max_epochs=options["epochs"], batch_size=100, patience=options["patience"],
+        given["train"], given["validation"], max_epochs=options["epochs"], batch_size=200, patience=options["patience"],
         seed=seed, device=options["device"], **options["fit"],
     )  # fmt: skip
     seconds = time.perf_counter() - started
@@ -80,7 +80,10 @@ def covariate_error(fitted, given, masked, truth, train, x) -> dict:
     if given[x].notna().all().all():
         return {"covariate_mse": 0.0, "covariate_mse_all_rows": 0.0}
     square = (((fitted.impute(given)[x] - truth[x]) / train[x].std()).to_numpy() ** 2) * holes
-    return {"covariate_mse": round(float(square[holes].mean()), 5), "covariate_mse_all_rows": round(float(square.mean()), 5)}
+    return {
+        "covariate_mse": round(float(square[holes].mean()), 5),
+        "covariate_mse_all_rows": round(float(square.mean()), 5),
+    }
 
 
 def done() -> set[tuple]:
@@ -117,7 +120,10 @@ def run(options: argparse.Namespace) -> None:
             left = (time.perf_counter() - started) / k * (len(jobs) - k)
             for line in lines:
                 name = " ".join(str(line[key]) for key in KEY)
-                print(f"{k}/{len(jobs)} {name}: nll {line['nll']:.0f} ({line['seconds']:.0f} s), {left:.0f} s left", flush=True)
+                print(
+                    f"{k}/{len(jobs)} {name}: nll {line['nll']:.0f} ({line['seconds']:.0f} s), {left:.0f} s left",
+                    flush=True,
+                )
 
 
 def summary() -> pd.DataFrame:
@@ -130,7 +136,9 @@ def summary() -> pd.DataFrame:
         for method in ("paper", "joint"):
             if {"mean", "limit", method} <= set(nll.columns):
                 closed = (nll["mean"] - nll[method]) / (nll["mean"] - nll["limit"])
-                row[f"{method} closes"] = f"{closed.mean():.0%} ± {closed.sem():.0%}" if len(closed) > 1 else f"{closed.mean():.0%}"
+                row[f"{method} closes"] = (
+                    f"{closed.mean():.0%} ± {closed.sem():.0%}" if len(closed) > 1 else f"{closed.mean():.0%}"
+                )
         joint = cell[cell.covariates == "joint"]
         row |= {"coverage90": round(joint.coverage90.mean(), 3), "covariate mse": round(joint.covariate_mse.mean(), 3)}
         rows.append(row)
@@ -140,13 +148,15 @@ def summary() -> pd.DataFrame:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("run", "table"))
-    parser.add_argument("--images", type=Path, help="an .npz with x (images) and y (labels); scikit-learn's digits without")
+    parser.add_argument(
+        "--images", type=Path, help="an .npz with x (images) and y (labels); scikit-learn's digits without"
+    )
     parser.add_argument("--datasets", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--models", nargs="+", default=["gp", "cvae"])
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--missing", type=float, nargs="+", default=[0.2, 0.4])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--epochs", type=int, default=150)
+    parser.add_argument("--epochs", type=int, default=120)
     parser.add_argument("--patience", type=int, default=30)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--device", default="cpu")

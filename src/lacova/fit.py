@@ -38,7 +38,8 @@ class FitOptions:
         natural_rate: step of the natural gradient of q(v), between 0 and 1.
         patience: epochs without improvement on the validation rows before training stops.
         latent_weight, latent_epochs: the latent KL counts `latent_weight` times at first and falls, geometrically, to
-            once after `latent_epochs` epochs. A weight above 1 makes the decoder learn from x before it learns from z.
+            once after `latent_epochs` epochs (a third of `max_epochs`). This makes a decoder that sees x learn what x
+            explains before z can take its place; `CVAE` therefore starts at 100.
         samples: draws of continuous x_u and of z per row and step.
         cap: largest joint table of missing categories that is summed exactly.
         seed: of every random number; the same seed gives the same model on the same CPU.
@@ -52,26 +53,35 @@ class FitOptions:
     natural_rate: float = 0.1
     patience: int = 30
     latent_weight: float = 1.0
-    latent_epochs: int = 1
+    latent_epochs: int | None = None
     samples: int = 1
     cap: int = DEFAULT_CAP
     seed: int = 0
     progress: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_epochs", "batch_size", "patience", "latent_epochs", "samples", "cap"):
+        for name in ("max_epochs", "batch_size", "patience", "samples", "cap"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
         for name in ("learning_rate", "fast_learning_rate", "latent_weight"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)!r}.")
+        if self.latent_epochs is not None and self.latent_epochs < 1:
+            raise ValueError(f"latent_epochs must be a whole number of at least 1, got {self.latent_epochs!r}.")
         if not 0 < self.natural_rate <= 1:
             raise ValueError(f"natural_rate must lie in (0, 1], got {self.natural_rate!r}.")
 
     def weight(self, epoch: int) -> float:
         """How often the latent KL counts in an epoch, numbered from 0."""
-        return float(self.latent_weight ** max(0.0, 1.0 - epoch / self.latent_epochs))
+        return float(self.latent_weight ** max(0.0, 1.0 - epoch / max(1, self.warm_up)))
+
+    @property
+    def warm_up(self) -> int:
+        """Epochs until the latent KL counts once."""
+        if self.latent_weight == 1.0:
+            return 0
+        return max(1, self.max_epochs // 3) if self.latent_epochs is None else self.latent_epochs
 
 
 Record = dict[str, float]
@@ -106,7 +116,7 @@ def fit(vae: ConditionalVAE, train: Table, validation: Table | None, options: Fi
             records.append(record)
             if bar is not None:
                 bar.show(epoch + 1, record)
-            if validation is not None and epoch - max(best_epoch, options.latent_epochs) >= options.patience:
+            if validation is not None and epoch - max(best_epoch, options.warm_up) >= options.patience:
                 break
     if best_state is not None:
         vae.load_state_dict(best_state)

@@ -97,6 +97,7 @@ class Model(ABC):
     # The part in which models differ.
 
     decoder_sees_x: bool
+    latent_weight: float
 
     @abstractmethod
     def _latent_prior(self, codec: Codec, table: Table, covariates: FactorisedPrior, seed: int) -> LatentPrior: ...
@@ -115,7 +116,7 @@ class Model(ABC):
             device: "auto", "cpu", "cuda", or any torch device.
             **options: the other fields of `lacova.FitOptions` (batch_size, learning_rate, patience, ...).
         """
-        settings = FitOptions(max_epochs=max_epochs, seed=seed, **options)
+        settings = FitOptions(**{"latent_weight": self.latent_weight, **options}, max_epochs=max_epochs, seed=seed)
         target = _device(device)
         codec = Codec.learn(self.schema, train, self.scaling)
         table = codec.encode(train)
@@ -348,6 +349,7 @@ class CVAE(Model):
     """
 
     decoder_sees_x = True
+    latent_weight = 100.0
 
     def __init__(
         self, schema: Schema, *, latent_prior: Literal["normal", "conditional"] = "normal", **settings: Any
@@ -375,6 +377,7 @@ class GPPriorVAE(Model):
     """
 
     decoder_sees_x = False
+    latent_weight = 1.0
 
     def __init__(self, schema: Schema, *, prior: str | None = None, inducing: int = 60, **settings: Any) -> None:
         super().__init__(schema, **settings)

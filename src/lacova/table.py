@@ -279,7 +279,7 @@ def _fill_column(column: pd.Series[Any], values: npt.NDArray[Any]) -> pd.Series[
     if column.dtype.kind in "iu":  # pandas' nullable integers
         values = np.rint(values.astype(float))
     filled = column.copy()
-    filled[gaps] = values[gaps]
+    filled[gaps] = np.asarray(values[gaps].tolist())  # levels come as objects; let them be what the column holds
     return filled
 
 

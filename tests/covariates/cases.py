@@ -3,7 +3,7 @@
 import torch
 
 from lacova.batches import Batch
-from lacova.covariates.belief import Belief
+from lacova.covariates.law import Belief
 from lacova.covariates.space import CovariateSpace
 
 # continuous, 3 levels, 2 levels, static 2 levels, static continuous

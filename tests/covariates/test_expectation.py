@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lacova.covariates.belief import Belief
 from lacova.covariates.expectation import complete
+from lacova.covariates.law import Belief
 from lacova.covariates.space import CovariateSpace
 from tests.covariates import cases
 

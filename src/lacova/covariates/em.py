@@ -134,10 +134,9 @@ def start(space: CovariateSpace, x: Tensor, mask: Tensor, components: int, prior
     covariance = (scatter + (prior.strength + 1.0) * 20.0 * prior.spread) / (count + prior.strength + 1.0)[
         :, None, None
     ]
-    levels = prior.level + torch.einsum(
-        "nc,njv->cjv", hard,
-        (x[:, space.categorical, None] == torch.arange(space.max_levels)).to(x.dtype) * seen[:, space.categorical, None],
-    )  # fmt: skip
+    codes = x[:, space.categorical, None] == torch.arange(space.max_levels)
+    shown = codes.to(x.dtype) * seen[:, space.categorical, None]
+    levels = prior.level + torch.einsum("nc,njv->cjv", hard, shown)
     return Mixture(
         space, (count / count.sum()).log(), centre, covariance, (levels / levels.sum(-1, keepdim=True)).log()
     )

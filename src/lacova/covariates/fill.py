@@ -21,7 +21,7 @@ class Fill:
     """Completes X once, by a rule learnt from the training rows; the model then takes it for observed.
 
     "mean": mean of a number, most frequent level of a category; "knn" and "iterative": scikit-learn's imputers on
-    numbers and one-hot levels; "zero": 0 in the column's own units, no level at all; "oracle": X must be complete.
+    numbers and one-hot levels; "zero": 0 in the column's own units, the first level of a category; "oracle": X must be complete.
     """
 
     def __init__(self, kind: str, codec: Codec, table: Table) -> None:
@@ -51,7 +51,7 @@ class Fill:
             return x
         if self.kind == "zero":
             x = torch.as_tensor(-self.codec.x_shift / self.codec.x_scale)
-            x[space.categorical] = -1.0  # equal to no level: all one-hot features are 0
+            x[space.categorical] = 0.0
             return x
         return _gather(space, torch.as_tensor(np.asarray(self._imputer.transform(_spread(space, table)))))
 

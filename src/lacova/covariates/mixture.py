@@ -97,7 +97,7 @@ class Mixture(nn.Module):
         column on the observed ones, and the covariance that is left.
         """
         columns = self.space.continuous
-        patterns, pattern = torch.unique(mask[:, columns], dim=0, return_inverse=True)
+        patterns, pattern = _unique_rows(mask[:, columns])
         seen = patterns.to(x.dtype)  # U×K
         covariance = self.covariance
         unit = torch.diag_embed(1.0 - seen)[:, None]
@@ -155,3 +155,11 @@ class Mixture(nn.Module):
             code = torch.multinomial(prob.flatten(0, 1), 1, generator=generator).view(draws, n)
             out[..., q] = code.to(x.dtype)
         return torch.where(mask, x, out)
+
+
+def _unique_rows(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The different rows of a mask, and which of them each row is."""
+    if mask.shape[1] == 0:
+        return mask[:1], torch.zeros(len(mask), dtype=torch.long, device=mask.device)
+    unique, which = torch.unique(mask, dim=0, return_inverse=True)
+    return unique, which

@@ -34,6 +34,7 @@ ORDER = [
     "gp.kernels",
     "gp.inducing",
     "gp.bounds",
+    "gp.uncertain",
     "gp.predict",
     "priors",
     "vae",

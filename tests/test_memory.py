@@ -18,7 +18,7 @@ space = CovariateSpace(("t", "age"), (0, 0), (False, False))
 instance = sys.argv[1] == "patients"
 terms = [Component(("t",)), Component(("age",))] + ([Component(("t",), instance=True)] if instance else [])
 x = torch.randn(n, 2, generator=g)
-prior = GPPrior(AdditiveKernel(terms, space, latent), InducingPoints(x[:60], space, latent))
+prior = GPPrior(AdditiveKernel(terms, space, latent), InducingPoints(x[:60], space, latent), space)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 def parts():

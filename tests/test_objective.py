@@ -25,6 +25,7 @@ from lacova.vae import ConditionalVAE
 
 NUMBERS = CovariateSpace(("a", "b"), (0, 0), (False, False))
 MIXED = CovariateSpace(("a", "c"), (0, 2), (False, False))
+WITH_TIME = CovariateSpace(("a", "c", "t"), (0, 2, 0), (False, False, False))
 
 
 class Fixed(nn.Module):
@@ -193,7 +194,7 @@ def test_gp_elbo_never_exceeds_the_dense_likelihood(monkeypatch, instance):
     n, patient = 6, torch.tensor([0, 0, 0, 1, 1, 2])
     x = torch.randn(n, 1, generator=g, dtype=torch.float64)
     kernel = AdditiveKernel(terms, space, 1)
-    prior = GPPrior(kernel, InducingPoints(x, space, 1), noise=0.2)
+    prior = GPPrior(kernel, InducingPoints(x, space, 1), space, noise=0.2)
     factorised = FactorisedPrior(space, torch.zeros(1).double(), torch.ones(1).double(), torch.zeros(1, 1).double())
     vae = ConditionalVAE(
         space, 1, 1, Dense((), ()), decoder_sees_x=False, prior=prior, covariate_prior=factorised,
@@ -226,7 +227,14 @@ def test_gp_elbo_never_exceeds_the_dense_likelihood(monkeypatch, instance):
         torch.testing.assert_close(truth - terms.elbo, distance + slack, rtol=1e-8, atol=0)
 
 
-def some_vae(space, kind, latent=2, measurements=3):
+def exactly(prior):
+    """The same GP prior with exact expectations."""
+    other = GPPrior(prior.kernel, prior.inducing, prior.space, exact=True).double()
+    other.load_state_dict(prior.state_dict())
+    return other
+
+
+def some_vae(space, kind, latent=2, measurements=3, time="a"):
     torch.manual_seed(0)
     prior = FactorisedPrior(
         space, torch.zeros(len(space.names)), torch.ones(len(space.names)),
@@ -237,9 +245,10 @@ def some_vae(space, kind, latent=2, measurements=3):
     elif kind == "conditional":
         latent_prior = ConditionalNormal(space, latent)
     else:
-        terms = [Component(("a",), ("c",))] + ([Component(("a",), instance=True)] if kind == "longitudinal" else [])
-        s = torch.stack([torch.linspace(-1, 1, 4), torch.tensor([0.0, 1.0, 0.0, 1.0])], 1)
-        latent_prior = GPPrior(AdditiveKernel(terms, space, latent), InducingPoints(s, space, latent))
+        terms = [Component(("a",), ("c",))] + ([Component((time,), instance=True)] if kind == "longitudinal" else [])
+        s = torch.zeros(4, len(space.names))
+        s[:, 0], s[:, 1] = torch.linspace(-1, 1, 4), torch.tensor([0.0, 1.0, 0.0, 1.0])
+        latent_prior = GPPrior(AdditiveKernel(terms, space, latent), InducingPoints(s, space, latent), space)
     return ConditionalVAE(
         space, measurements, latent, Dense((8,), (8,)), decoder_sees_x=kind in ("normal", "conditional"),
         prior=latent_prior, covariate_prior=prior,
@@ -354,3 +363,32 @@ def test_batch_columns_can_be_permuted():
     moved = Batch(batch.y[:, order], batch.y_mask[:, order], batch.x, batch.x_mask, batch.patient, given=batch.given)
     for name, value in elbo(vae, moved, noise()).named().items():
         assert value == pytest.approx(before[name], rel=1e-8), name
+
+
+@pytest.mark.parametrize("kind", ["regression", "longitudinal"])
+@pytest.mark.parametrize("gaps_in_time", [False, True])
+def test_exact_expectation_is_what_samples_estimate(kind, gaps_in_time):
+    """Bound and natural statistics, integrated over x_u in closed form, against the mean over many samples."""
+    vae = some_vae(WITH_TIME, kind, time="t")
+    table = some_table(patients=[0, 0, 0, 1, 2, 2, 2, 2, 3, 4, 4, 5])
+    t = torch.linspace(-1, 1, 12, dtype=torch.float64)[:, None]
+    known = torch.arange(12)[:, None] % 5 != 0 if gaps_in_time else torch.ones(12, 1, dtype=torch.bool)
+    table = replace(table, x=torch.cat([table.x, t * known], 1), x_mask=torch.cat([table.x_mask, known], 1))
+    batch = whole_batch(table, vae)
+    with torch.no_grad():
+        q = vae.prior.inducing
+        q.natural_step(elbo(vae, batch, noise(), 50).statistics, 0.5)
+        parts = [elbo(vae, batch, torch.Generator().manual_seed(k), 200) for k in range(20)]
+        vae.prior = exactly(vae.prior)
+        repeats = 20 if gaps_in_time and kind == "longitudinal" else 1  # time in K^(R) is sampled even then
+        exact = [elbo(vae, batch, torch.Generator().manual_seed(k), 200) for k in range(repeats)]
+    sampled = torch.stack([part.kl_latent for part in parts])
+    error = sampled.std() / math.sqrt(20)
+    value = torch.stack([part.kl_latent for part in exact]).mean()
+    assert abs(value - sampled.mean()) < 4 * error * (1.5 if repeats > 1 else 1.0)
+    assert error < 0.05 * abs(value)
+    for name in ("precision", "shift"):
+        samples = torch.stack([getattr(part.statistics, name) for part in parts])
+        want = torch.stack([getattr(part.statistics, name) for part in exact]).mean(0)
+        spread = samples.std(0) / math.sqrt(20)
+        assert ((samples.mean(0) - want).abs() <= 6 * spread + 1e-6).all(), name

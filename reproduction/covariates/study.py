@@ -52,7 +52,7 @@ def cell(dataset: int, model: str, covariates: str, missing: float, seed: int, o
     started = time.perf_counter()
     fitted = kind(schema, latent_dim=8, networks="dense-digits", scaling="none", covariates=covariates)
     fitted.fit(
-        given["train"], given["validation"], max_epochs=options["epochs"], batch_size=200, patience=options["patience"],
+        given["train"], given["validation"], max_epochs=options["epochs"], batch_size=100, patience=options["patience"],
         seed=seed, device=options["device"], **options["fit"],
     )  # fmt: skip
     seconds = time.perf_counter() - started
@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--missing", type=float, nargs="+", default=[0.2, 0.4])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--epochs", type=int, default=120)
+    parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--patience", type=int, default=30)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--device", default="cpu")

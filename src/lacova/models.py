@@ -372,6 +372,8 @@ class GPPriorVAE(Model):
         prior: a formula such as `"gp(day) + gp(day):cat(sex) + gp(day):cat(id)"`, one of the paper's variants
             ("regression", "temporal", "longitudinal"), or None for the variant that suits the schema.
         inducing: M, number of inducing inputs.
+        expectation: "sample" or "exact": how the bound is integrated over missing covariates. Exact sums grow with the
+            square of the number of components.
 
     The other arguments are those of `Model`.
     """
@@ -379,8 +381,14 @@ class GPPriorVAE(Model):
     decoder_sees_x = False
     latent_weight = 1.0
 
-    def __init__(self, schema: Schema, *, prior: str | None = None, inducing: int = 60, **settings: Any) -> None:
+    def __init__(
+        self, schema: Schema, *, prior: str | None = None, inducing: int = 60,
+        expectation: Literal["sample", "exact"] = "sample", **settings: Any,
+    ) -> None:  # fmt: skip
         super().__init__(schema, **settings)
+        if expectation not in ("sample", "exact"):
+            raise ValueError(f"expectation is {expectation!r}; expected 'sample' or 'exact'.")
+        self.expectation = expectation
         self.components = components(prior, schema)
         self.inducing = _count(inducing, "inducing")
 
@@ -393,7 +401,8 @@ class GPPriorVAE(Model):
         kernel = AdditiveKernel(self.components, codec.space, self.latent_dim)
         count = self.inducing if kernel.shared else 0
         inputs = _inducing_inputs(codec, table, covariates, count, seed)
-        return GPPrior(kernel, InducingPoints(inputs, codec.space, self.latent_dim))
+        points = InducingPoints(inputs, codec.space, self.latent_dim)
+        return GPPrior(kernel, points, codec.space, exact=self.expectation == "exact")
 
 
 def _inducing_inputs(codec: Codec, table: Table, covariates: FactorisedPrior, count: int, seed: int) -> Tensor:

@@ -64,10 +64,10 @@ def elbo(
     mean, var = vae.encode(batch)
     scenarios = complete(
         q_x, batch, vae.space, couple=vae.prior.couples_rows, samples=samples,
-        generator=generator, cap=cap, every_unit=vae.decoder_sees_x,
+        generator=generator, cap=cap, every_unit=vae.decoder_sees_x, columns=vae.prior.scenario_columns,
     )  # fmt: skip
     kl_covariates = batch.scale * vae.covariate_prior.kl(q_x, scenarios, batch)
-    prior = vae.prior.kl(scenarios, batch, mean, var)
+    prior = vae.prior.kl(scenarios, batch, mean, var, q_x)
 
     noise = torch.randn(samples, *mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
     z = mean + var.sqrt() * noise

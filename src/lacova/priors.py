@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from lacova.batches import Batch
 from lacova.covariates.expectation import Scenarios
+from lacova.covariates.law import Belief
 from lacova.covariates.space import CovariateSpace
-from lacova.gp.bounds import Bound, patient_bound, project, row_bound
+from lacova.gp.bounds import Bound, blocks, own_factor, patient_bound, project, row_bound
 from lacova.gp.inducing import InducingPoints, NaturalStatistics, Whitened
 from lacova.gp.kernels import AdditiveKernel
 from lacova.gp.predict import (
@@ -26,6 +27,7 @@ from lacova.gp.predict import (
     predict_blocks,
     row_encoder_spread,
 )
+from lacova.gp.uncertain import excess, expected_kernel, mean_projection, uncertain
 from lacova.linalg import cholesky, gaussian_kl
 from lacova.networks import LOG_VAR_RANGE, mlp
 
@@ -55,10 +57,14 @@ class LatentPrior(nn.Module, ABC):
     """p_θ(Z | X)."""
 
     couples_rows: bool = False
+    scenario_columns: Sequence[int] | None = None  # which gaps scenarios must complete; None for all
 
     @abstractmethod
-    def kl(self, scenarios: Scenarios, batch: Batch, mean: Tensor, var: Tensor) -> PriorTerms:
-        """E_{x_u} KL[q(Z) ‖ p(Z | X)] with q(z_i) = N(mean_i, diag var_i), each N̂×L."""
+    def kl(self, scenarios: Scenarios, batch: Batch, mean: Tensor, var: Tensor, belief: Belief) -> PriorTerms:
+        """E_{x_u} KL[q(Z) ‖ p(Z | X)] with q(z_i) = N(mean_i, diag var_i), each N̂×L.
+
+        The expectation is over the scenarios, or over the belief they come from where the prior can do so exactly.
+        """
 
     @abstractmethod
     def predict(self, x: Tensor, group: Tensor, history: History | None = None) -> tuple[Tensor, Tensor]:
@@ -81,7 +87,7 @@ class StandardNormal(LatentPrior):
         super().__init__()
         self.latent_dim = latent_dim
 
-    def kl(self, scenarios: Scenarios, batch: Batch, mean: Tensor, var: Tensor) -> PriorTerms:
+    def kl(self, scenarios: Scenarios, batch: Batch, mean: Tensor, var: Tensor, belief: Belief) -> PriorTerms:
         one, zero = torch.ones_like(var), torch.zeros_like(mean)
         return PriorTerms(batch.scale * gaussian_kl(mean, var, zero, one).sum(), mean.new_zeros(()))
 
@@ -98,7 +104,7 @@ class ConditionalNormal(LatentPrior):
         self.space = space
         self.network = mlp([space.width, *hidden, 2 * latent_dim])
 
-    def kl(self, scenarios: Scenarios, batch: Batch, mean: Tensor, var: Tensor) -> PriorTerms:
+    def kl(self, scenarios: Scenarios, batch: Batch, mean: Tensor, var: Tensor, belief: Belief) -> PriorTerms:
         prior_mean, prior_var = self._moments(scenarios.x)
         each = gaussian_kl(mean[scenarios.row], var[scenarios.row], prior_mean, prior_var).sum(-1)
         return PriorTerms(batch.scale * (each * scenarios.row_weight).sum(), mean.new_zeros(()))
@@ -117,13 +123,22 @@ class GPPrior(LatentPrior):
     Args:
         kernel: the additive kernel.
         inducing: S and q(v).
+        space: layout of X.
+        exact: integrate the bounds over x_u in closed form instead of over scenarios.
         noise: σ_z² to start from; it is learnt, above a floor.
     """
 
-    def __init__(self, kernel: AdditiveKernel, inducing: InducingPoints, noise: float = 0.1) -> None:
+    def __init__(
+        self, kernel: AdditiveKernel, inducing: InducingPoints, space: CovariateSpace, *, exact: bool = False,
+        noise: float = 0.1,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.kernel, self.inducing = kernel, inducing
+        self.kernel, self.inducing, self.space, self.exact = kernel, inducing, space, exact
         self.couples_rows = bool(kernel.own)
+        if exact and self.couples_rows:
+            # What a patient's rows share, and what enters K^(R), is completed; rows are independent given that.
+            own = {c for r in kernel.own for c in (*(column for column, _ in kernel.scales(r)), *kernel.levels(r))}
+            self.scenario_columns = sorted(own | {q for q, fixed in enumerate(space.static) if fixed})
         latent_dim, count = inducing.shift.shape
         dtype = inducing.shift.dtype
         self.raw_noise = nn.Parameter(torch.full((latent_dim,), noise - NOISE_FLOOR, dtype=dtype).log())
@@ -144,12 +159,52 @@ class GPPrior(LatentPrior):
     def dtype(self) -> torch.dtype:
         return self.raw_noise.dtype
 
-    def kl(self, scenarios: Scenarios, batch: Batch, mean: Tensor, var: Tensor) -> PriorTerms:
+    def kl(self, scenarios: Scenarios, batch: Batch, mean: Tensor, var: Tensor, belief: Belief) -> PriorTerms:
         q = self.inducing.belief()
-        x = scenarios.x.to(self.dtype)
-        a = project(self.kernel, self.inducing.inputs, x)
-        bound = self._bound(a, x, q, scenarios, batch.scale, mean.mT.to(self.dtype), var.mT.to(self.dtype))
+        latent = mean.mT.to(self.dtype), var.mT.to(self.dtype)
+        if self.exact:
+            bound = self._exact_bound(q, scenarios, batch, belief, *latent)
+        else:
+            x = scenarios.x.to(self.dtype)
+            a = project(self.kernel, self.inducing.inputs, x)
+            bound = self._bound(a, x, q, scenarios, batch.scale, *latent)
         return PriorTerms(bound.value.to(mean.dtype), q.kl().to(mean.dtype), bound.statistics)
+
+    def _exact_bound(self, q: Whitened, s: Scenarios, batch: Batch, belief: Belief, mean: Tensor, var: Tensor) -> Bound:
+        """The bound at mean projections, plus what the spread of uncertain rows adds."""
+        kernel, inducing, space, noise = self.kernel, self.inducing.inputs, self.space, self.noise
+        if not self.couples_rows:
+            rows = torch.arange(len(batch), device=batch.x.device)
+            inputs = uncertain(batch.x, batch.x_mask, belief, space)
+            a = mean_projection(kernel, inducing, inputs, space).to(self.dtype)
+            one = torch.ones(len(batch), dtype=self.dtype, device=a.device)
+            bound = row_bound(a, kernel.diagonal(kernel.shared), q, noise, mean, var, rows, one, batch.scale)
+            weight = (batch.scale / noise)[:, None].expand(-1, len(batch))
+        else:
+            known = batch.x_mask[s.row]
+            known = known | torch.isin(torch.arange(known.shape[1]), torch.tensor(self.scenario_columns)).to(
+                known.device
+            )
+            inputs = uncertain(s.x, known, belief.take(s.row), space)
+            a = mean_projection(kernel, inducing, inputs, space).to(self.dtype)
+            pad = blocks(s.scenario)
+            block = inputs.take(pad.places)
+            shared = expected_kernel(kernel, block, block, kernel.shared).to(self.dtype)
+            self_pair = torch.eye(shared.shape[-1], dtype=torch.bool, device=shared.device)
+            shared = torch.where(self_pair, kernel.diagonal(kernel.shared)[:, None, None, None], shared)
+            x, probability = s.x.to(self.dtype), s.weight.to(self.dtype)
+            bound = patient_bound(
+                kernel, a, x, s.scenario, q, noise, mean, var, s.row, probability, batch.scale, shared
+            )
+            inverse_factor, _ = own_factor(kernel, x[pad.places], pad, noise)
+            precision = inverse_factor.square().sum(-2)[:, pad.filled]  # (Σ̂⁻¹)_ii of every completed row
+            weight = batch.scale * precision * s.row_weight.to(self.dtype)
+        open_rows = ((inputs.var > 0) | (inputs.prob.amax(-1) < 1)).any(-1).nonzero()[:, 0]
+        if len(open_rows) == 0:
+            return bound
+        added, spread = excess(kernel, inducing, inputs.take(open_rows), weight[:, open_rows].double(), q, space)
+        precision_sum = bound.statistics.precision + spread.to(self.dtype)
+        return Bound(bound.value + added.to(self.dtype), bound.statistics._replace(precision=precision_sum))
 
     def _bound(self, a: Tensor, x: Tensor, q: Whitened, s: Scenarios, scale: float, mean: Tensor, var: Tensor) -> Bound:
         weight = s.weight.to(self.dtype)

@@ -7,6 +7,7 @@ the objective are sums over rows, or a whole patient, where they couple the pati
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -60,20 +61,26 @@ class _Unknowns:
 def complete(
     belief: Belief, batch: Batch, space: CovariateSpace, *, couple: bool, samples: int,
     generator: torch.Generator, cap: int = DEFAULT_CAP, every_unit: bool = False,
+    columns: Sequence[int] | None = None,
 ) -> Scenarios:  # fmt: skip
     """Scenarios of a batch under `belief`.
 
     Categorical gaps of a unit are enumerated jointly while their table has at most `cap` states (visit-constant
     columns first); what does not fit is sampled, with score-function gradients. Continuous gaps are sampled with
     reparameterised gradients. Units without anything to sample have one sample only, unless `every_unit` is set.
+
+    Gaps outside `columns` (None: all) are no part of the scenarios: they hold some draw that nobody should read.
     """
     device = batch.x.device
     gaps = ~batch.x_mask.cpu()
     unit = batch.patient.cpu() if couple else torch.arange(len(batch))
-    unknowns = _categorical_unknowns(batch, space, unit, couple, cap)
+    chosen = torch.ones(len(space.names), dtype=torch.bool)
+    if columns is not None:
+        chosen = torch.isin(torch.arange(len(space.names)), torch.tensor(list(columns), dtype=torch.long))
+    unknowns = _categorical_unknowns(batch, space, unit, couple, cap, chosen)
 
     needs_sampling = torch.full((len(unknowns.states),), every_unit)
-    needs_sampling[unit[gaps[:, space.continuous].any(1)]] = True
+    needs_sampling[unit[(gaps & chosen)[:, space.continuous].any(1)]] = True
     needs_sampling[unknowns.unit[~unknowns.enumerated]] = True
     draws = torch.where(needs_sampling, samples, 1)
 
@@ -120,8 +127,10 @@ def complete(
     return Scenarios(x, line_row, scenario.to(device), line_sample, weight)
 
 
-def _categorical_unknowns(batch: Batch, space: CovariateSpace, unit: Tensor, couple: bool, cap: int) -> _Unknowns:
-    gaps = (free_entries(batch, space) if couple else ~batch.x_mask).cpu()
+def _categorical_unknowns(
+    batch: Batch, space: CovariateSpace, unit: Tensor, couple: bool, cap: int, chosen: Tensor
+) -> _Unknowns:
+    gaps = (free_entries(batch, space) if couple else ~batch.x_mask).cpu() & chosen
     open_entries = torch.zeros_like(gaps)
     open_entries[:, space.categorical] = gaps[:, space.categorical]
     row, column = open_entries.nonzero(as_tuple=True)

@@ -21,7 +21,8 @@ class Fill:
     """Completes X once, by a rule learnt from the training rows; the model then takes it for observed.
 
     "mean": mean of a number, most frequent level of a category; "knn" and "iterative": scikit-learn's imputers on
-    numbers and one-hot levels; "zero": 0 in the column's own units, the first level of a category; "oracle": X must be complete.
+    numbers and one-hot levels; "zero": 0 in the column's own units, the first level of a category;
+    "oracle": X must be complete.
     """
 
     def __init__(self, kind: str, codec: Codec, table: Table) -> None:

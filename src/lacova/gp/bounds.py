@@ -94,7 +94,7 @@ def row_bound(
 
 def patient_bound(
     kernel: AdditiveKernel, a: Tensor, x: Tensor, group: Tensor, q: Whitened, noise: Tensor,
-    mean: Tensor, var: Tensor, row: Tensor, weight: Tensor, scale: float,
+    mean: Tensor, var: Tensor, row: Tensor, weight: Tensor, scale: float, shared: Tensor | None = None,
 ) -> Bound:  # fmt: skip
     """D̂⁴, the paper's bound for longitudinal data, in expectation over scenarios; less KL[q(v) ‖ p(v)].
 
@@ -102,13 +102,14 @@ def patient_bound(
     r_p = a_pᵀm − μ_p, Σ̂_p = K_p^(R) + σ_z²I, K̃_p = K_p^(A) − a_pᵀa_p.
 
     Args are those of `row_bound`, and x (K×Q) the completed rows, `group` (K,) the scenario of each: a
-    completed patient; `weight` (V,) is the probability of each scenario.
+    completed patient; `weight` (V,) is the probability of each scenario. `shared` (L×V×n×n) replaces K^(A) within
+    patients where rows are uncertain.
     """
     pad = blocks(group)
     both = pad.filled[:, :, None] & pad.filled[:, None, :]
     xb = x[pad.places]
     inverse_factor, factor = own_factor(kernel, xb, pad, noise)
-    shared = torch.where(both, kernel(xb, xb, kernel.shared), 0.0)  # L×V×n×n
+    shared = torch.where(both, kernel(xb, xb, kernel.shared) if shared is None else shared, 0.0)  # L×V×n×n
     ab = pad.gather(a).permute(0, 2, 3, 1)  # L×V×n×M
     target = pad.gather(mean[:, row])  # L×V×n
 

@@ -53,13 +53,21 @@ class AdditiveKernel(nn.Module):
         total = self.log_variance.new_zeros(self.log_variance.shape[1], *pairs)
         for r in part:
             exponent = self.log_variance[r].view(latent)
-            for c, log_lengthscale in zip(self._continuous[r], self.log_lengthscale[r], strict=True):
+            for c, log_lengthscale in self.scales(r):
                 exponent = exponent - 0.5 * gap[c] ** 2 * torch.exp(-2.0 * log_lengthscale).view(latent)
             value = exponent.exp()
             for c in self._categorical[r]:
                 value = value * (gap[c] == 0)
             total = total + value
         return total
+
+    def scales(self, r: int) -> list[tuple[int, Tensor]]:
+        """Continuous columns of component r, each with its log length-scales (L,)."""
+        return list(zip(self._continuous[r], self.log_lengthscale[r], strict=True))
+
+    def levels(self, r: int) -> list[int]:
+        """Categorical columns of component r, the instance aside."""
+        return self._categorical[r]
 
     def diagonal(self, part: Sequence[int]) -> Tensor:
         """k(x, x) of the components in `part`, which does not depend on x: (L,)."""

@@ -1,0 +1,150 @@
+"""Kernels at uncertain inputs: exact expectations over normal and categorical covariates.
+
+For independent inputs x ~ q, x' ~ q' (normal × categorical), each component's expectation is a product over columns.
+With a = ℓ_r², b = ℓ_r'², x ~ N(μ, v) in one column:
+
+    E[k_r(x, x')]          √(a/(a+v+v')) exp(−(μ−μ')²/2(a+v+v'))              Σ_l π_l π'_l     (cat)
+    E[k_r(x,s) k_r'(x,s')] exp(−(s−s')²/2(a+b)) √(g/(g+v)) exp(−(μ−c)²/2(g+v))  π_s 1[s = s']    (cat)
+                           g = ab/(a+b), c = (bs + as')/(a+b)
+
+A component without the column contributes 1 to the first, and the first formula to the second. Everything is summed
+in logarithms and in float64, whatever the precision of the kernel: second moments of near-collinear inputs cancel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lacova.covariates.law import Belief
+from lacova.covariates.space import CovariateSpace
+from lacova.gp.inducing import Whitened
+from lacova.gp.kernels import AdditiveKernel
+from lacova.linalg import cholesky, solve_lower
+
+# Numbers (L × M² × rows) that second moments hold at a time.
+CHUNK = 4_000_000
+
+
+class Inputs(NamedTuple):
+    """Independent uncertain covariates: normals (…×n×Q) and level probabilities (…×n×Q×levels)."""
+
+    mean: Tensor
+    var: Tensor
+    prob: Tensor
+
+    def take(self, index: Tensor) -> Inputs:
+        return Inputs(self.mean[index], self.var[index], self.prob[index])
+
+
+def uncertain(x: Tensor, known: Tensor, belief: Belief, space: CovariateSpace) -> Inputs:
+    """Rows x (n×Q) where `known`, the belief elsewhere."""
+    level = torch.arange(space.max_levels, device=x.device)
+    hot = (x[..., None] == level).double()
+    return Inputs(
+        torch.where(known, x, belief.mean).double(),
+        torch.where(known, 0.0, belief.var).double(),
+        torch.where(known[..., None], hot, belief.log_prob.double().exp()),
+    )
+
+
+def points(x: Tensor, space: CovariateSpace) -> Inputs:
+    """Inputs that are known."""
+    hot = (x[..., None] == torch.arange(space.max_levels, device=x.device)).double()
+    return Inputs(x.double(), torch.zeros_like(x).double(), hot)
+
+
+def expected_kernel(kernel: AdditiveKernel, one: Inputs, two: Inputs, part: Sequence[int]) -> Tensor:
+    """E[k(x, x')] (L×…×n₁×n₂) between independent uncertain inputs."""
+    pairs = (*torch.broadcast_shapes(one.mean.shape[:-2], two.mean.shape[:-2]), one.mean.shape[-2], two.mean.shape[-2])
+    latent = (-1, *(1 for _ in pairs))
+    total = one.mean.new_zeros(kernel.log_variance.shape[1], *pairs)
+    for r in part:
+        exponent = kernel.log_variance[r].double().view(latent)
+        for c, log_lengthscale in kernel.scales(r):
+            square = torch.exp(2.0 * log_lengthscale.double()).view(latent)
+            spread = square + one.var[..., :, None, c] + two.var[..., None, :, c]
+            gap = one.mean[..., :, None, c] - two.mean[..., None, :, c]
+            exponent = exponent - 0.5 * (gap**2 / spread + (spread / square).log())
+        value = exponent.exp().expand(-1, *pairs)
+        for c in kernel.levels(r):
+            value = value * (one.prob[..., c, :] @ two.prob[..., c, :].mT)
+        total = total + value
+    return total
+
+
+def expected_outer(kernel: AdditiveKernel, s: Tensor, x: Inputs, weight: Tensor, space: CovariateSpace) -> Tensor:
+    """Σ_i w_i E[k(S, x_i) k(x_i, S)] (L×M×M) over the shared components, for weights (L×n)."""
+    size, latent = len(s), weight.shape[0]
+    total = weight.new_zeros(latent, size, size)
+    if size == 0:
+        return total
+    anchor = points(s, space)
+    step = max(1, CHUNK // (latent * size * size))
+    for rows in torch.arange(weight.shape[1], device=s.device).split(step):
+        part = x.take(rows)
+        for k, r in enumerate(kernel.shared):
+            for r2 in kernel.shared[k:]:
+                each = _pair(kernel, anchor, part, r, r2)  # L×M×M×n
+                moment = torch.einsum("lmkn,ln->lmk", each, weight[:, rows])
+                total = total + (moment if r == r2 else moment + moment.mT)
+    return total
+
+
+def _pair(kernel: AdditiveKernel, s: Inputs, x: Inputs, r: int, r2: int) -> Tensor:
+    """E[k_r(x, s) k_r2(x, s')] (L×M×M×n)."""
+    first, second = dict(kernel.scales(r)), dict(kernel.scales(r2))
+    exponent = (kernel.log_variance[r] + kernel.log_variance[r2]).double()[:, None, None, None]
+    for c in sorted({*first, *second}):
+        mu, v = x.mean[:, c], x.var[:, c]
+        left, right = s.mean[:, None, None, c], s.mean[None, :, None, c]
+        if c in first and c in second:
+            a, b = (torch.exp(2.0 * part[c].double())[:, None, None, None] for part in (first, second))
+            g, centre = a * b / (a + b), (b * left + a * right) / (a + b)
+            exponent = exponent - 0.5 * (
+                (left - right) ** 2 / (a + b) + (mu - centre) ** 2 / (g + v) + ((g + v) / g).log()
+            )
+        else:
+            point, scale = (left, first[c]) if c in first else (right, second[c])
+            a = torch.exp(2.0 * scale.double())[:, None, None, None]
+            exponent = exponent - 0.5 * ((mu - point) ** 2 / (a + v) + ((a + v) / a).log())
+    value = exponent.exp()
+    one, two = set(kernel.levels(r)), set(kernel.levels(r2))
+    for c in sorted(one | two):
+        hit = s.prob[:, c] @ x.prob[:, c].mT  # π_i[s] (M×n)
+        if c in one and c in two:
+            value = value * hit[:, None] * (s.prob[:, c] @ s.prob[:, c].mT)[..., None]
+        else:
+            value = value * (hit[:, None] if c in one else hit[None])
+    return value
+
+
+def excess(
+    kernel: AdditiveKernel, s: Tensor, x: Inputs, weight: Tensor, q: Whitened, space: CovariateSpace,
+    jitter: float | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """What the uncertainty of inputs adds to a bound evaluated at their mean projections, and to its A (L×M×M).
+
+    ½ [mᵀTm − tr T + tr HT] with T = Σ_i w_i Cov[a_i]: rows are independent, so that only their own squares differ.
+    """
+    first = expected_kernel(kernel, points(s, space), x, kernel.shared)  # L×M×n
+    outer = expected_outer(kernel, s, x, weight, space) - torch.einsum("lmn,lkn,ln->lmk", first, first, weight)
+    factor = cholesky(expected_kernel(kernel, points(s, space), points(s, space), kernel.shared), jitter)
+    spread = solve_lower(factor, solve_lower(factor, outer).mT)
+    trace = spread.diagonal(dim1=-2, dim2=-1).sum(-1)
+    mean = q.mean.double()
+    inside = torch.cholesky_solve(spread, q.precision_factor.double()).diagonal(dim1=-2, dim2=-1).sum(-1)
+    value = torch.einsum("lm,lmk,lk->l", mean, spread, mean) - trace + inside
+    return 0.5 * value.sum(), spread.detach()
+
+
+def mean_projection(
+    kernel: AdditiveKernel, s: Tensor, x: Inputs, space: CovariateSpace, jitter: float | None = None
+) -> Tensor:
+    """E[a] (L×M×n)."""
+    anchor = points(s, space)
+    factor = cholesky(expected_kernel(kernel, anchor, anchor, kernel.shared), jitter)
+    return solve_lower(factor, expected_kernel(kernel, anchor, x, kernel.shared))

@@ -1,0 +1,228 @@
+"""Densities, conditionals and draws of the mixture, against loops over rows and components."""
+
+import pytest
+import torch
+from torch.distributions import Categorical, MultivariateNormal
+from torch.testing import assert_close
+
+from lacova.covariates.mixture import Mixture
+from lacova.covariates.space import CovariateSpace
+
+MIXED = CovariateSpace(("a", "c3", "b", "c2", "d"), (0, 3, 0, 2, 0), (False,) * 5)
+NUMBERS = CovariateSpace(("a", "b", "d"), (0, 0, 0), (False,) * 3)
+CATEGORIES = CovariateSpace(("c3", "c2"), (3, 2), (False,) * 2)
+SPACES = pytest.mark.parametrize("space", [MIXED, NUMBERS, CATEGORIES], ids=["mixed", "numbers", "categories"])
+
+
+def toy(space, components=3, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    k, j = len(space.continuous), len(space.categorical)
+    root = torch.randn(components, k, k, generator=g, dtype=torch.float64)
+    level = torch.randn(components, j, space.max_levels, generator=g, dtype=torch.float64)
+    for i, q in enumerate(space.categorical):
+        level[:, i, space.levels[q] :] = -torch.inf
+    return Mixture(
+        space, torch.randn(components, generator=g, dtype=torch.float64).log_softmax(0),
+        1.5 * torch.randn(components, k, generator=g, dtype=torch.float64),
+        root @ root.mT + 0.3 * torch.eye(k, dtype=torch.float64), level.log_softmax(-1),
+    )  # fmt: skip
+
+
+def rows(space, n=12, missing=0.5, seed=0):
+    """Rows with gaps; the first is complete and the second is empty."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, len(space.names), generator=g, dtype=torch.float64)
+    for q in space.categorical:
+        x[:, q] = torch.randint(space.levels[q], (n,), generator=g).double()
+    mask = torch.rand(x.shape, generator=g) > missing
+    mask[0], mask[1] = True, False
+    return torch.where(mask, x, 0.0), mask
+
+
+def noise():
+    return torch.Generator().manual_seed(0)
+
+
+def reference(mixture, x, seen):
+    """One row by explicit blocks: log p(x_o), p(c | x_o), and mean and covariance of the numbers per component."""
+    space = mixture.space
+    o = [i for i, q in enumerate(space.continuous) if seen[q]]
+    u = [i for i, q in enumerate(space.continuous) if not seen[q]]
+    value = x[space.continuous]
+    joint, means, covariances = [], [], []
+    for c in range(len(mixture)):
+        mu, sigma = mixture.mean[c], mixture.covariance[c]
+        log_p = mixture.log_weight[c].clone()
+        mean, covariance = torch.where(seen[space.continuous], value, mu), torch.zeros_like(sigma)
+        if o:
+            log_p += MultivariateNormal(mu[o], sigma[o][:, o]).log_prob(value[o])
+            gain = sigma[u][:, o] @ torch.linalg.inv(sigma[o][:, o])
+            mean[u] = mu[u] + gain @ (value[o] - mu[o])
+        else:
+            gain = sigma.new_zeros(len(u), 0)
+        for i, first in enumerate(u):
+            for second in u:
+                covariance[first, second] = sigma[first, second] - gain[i] @ sigma[o][:, second]
+        for j, q in enumerate(space.categorical):
+            if seen[q]:
+                log_p += Categorical(logits=mixture.log_level[c, j, : space.levels[q]]).log_prob(x[q])
+        joint.append(log_p)
+        means.append(mean)
+        covariances.append(covariance)
+    joint = torch.stack(joint)
+    return joint.logsumexp(0), joint.softmax(0), torch.stack(means), torch.stack(covariances)
+
+
+def total_moments(weight, mean, covariance):
+    centre = weight @ mean
+    gap = mean - centre
+    return centre, torch.einsum("c,ckl->kl", weight, covariance + gap[:, :, None] * gap[:, None, :])
+
+
+@SPACES
+def test_log_density_is_a_sum_over_components(space):
+    mixture, (x, _) = toy(space), rows(space)
+    for i in range(len(x)):
+        terms = []
+        for c in range(len(mixture)):
+            term = mixture.log_weight[c].clone()
+            if space.continuous:
+                term += MultivariateNormal(mixture.mean[c], mixture.covariance[c]).log_prob(x[i, space.continuous])
+            for j, q in enumerate(space.categorical):
+                term += Categorical(logits=mixture.log_level[c, j, : space.levels[q]]).log_prob(x[i, q])
+            terms.append(term)
+        assert_close(mixture.log_density(x)[i], torch.stack(terms).logsumexp(0), rtol=1e-8, atol=0)
+    assert_close(mixture.log_density(x.expand(2, 3, -1, -1)), mixture.log_density(x).expand(2, 3, -1))
+
+
+@SPACES
+@pytest.mark.parametrize("missing", [0.2, 0.5, 0.8])
+def test_conditionals_equal_explicit_blocks(space, missing):
+    mixture, (x, mask) = toy(space), rows(space, missing=missing, n=25)
+    given = mixture.condition(x, mask)
+    for i in range(len(x)):
+        log_marginal, weight, mean, covariance = reference(mixture, x[i], mask[i])
+        assert_close(given.log_marginal[i], log_marginal, rtol=1e-8, atol=1e-12)
+        assert_close(given.log_weight[i].exp(), weight, rtol=1e-8, atol=1e-14)
+        assert_close(given.mean[i], mean, rtol=1e-8, atol=1e-12)
+        assert_close(given.covariance[given.pattern[i]], covariance, rtol=1e-8, atol=1e-12)
+
+
+def test_values_at_gaps_do_not_matter():
+    mixture, (x, mask) = toy(MIXED), rows(MIXED)
+    one, other = mixture.condition(x, mask), mixture.condition(torch.where(mask, x, 1.0), mask)
+    for name in ("log_weight", "mean", "covariance", "log_marginal"):
+        assert torch.equal(getattr(one, name), getattr(other, name))
+
+
+def test_conditionals_equal_integration_on_a_grid():
+    mixture = toy(MIXED)
+    x = torch.tensor([[0.0, 0.0, 0.7, 1.0, 0.0]], dtype=torch.float64)
+    mask = torch.tensor([[False, False, True, True, False]])
+    axis, step = torch.arange(-16.0, 16.0, 0.1, dtype=torch.float64), 0.1
+    level, a, d = torch.meshgrid(torch.arange(3.0, dtype=torch.float64), axis, axis, indexing="ij")
+    grid = x[0].expand(*a.shape, -1).clone()
+    grid[..., 0], grid[..., 1], grid[..., 4] = a, level, d
+    density = mixture.log_density(grid).exp() * step**2
+    total = density.sum()
+    given = mixture.condition(x, mask)
+    belief = mixture.belief(given)
+    assert_close(given.log_marginal[0], total.log(), rtol=1e-8, atol=1e-10)
+    assert_close(belief.log_prob[0, 1].exp(), density.sum((1, 2)) / total, rtol=1e-8, atol=0)
+    for q, value in ((0, a), (4, d)):
+        mean = (density * value).sum() / total
+        assert_close(belief.mean[0, q], mean, rtol=1e-8, atol=1e-10)
+        assert_close(belief.var[0, q], (density * (value - mean) ** 2).sum() / total, rtol=1e-8, atol=0)
+    _, covariance = total_moments(given.log_weight[0].exp(), given.mean[0], given.covariance[0])
+    want = (density * a * d).sum() / total - belief.mean[0, 0] * belief.mean[0, 4]
+    assert_close(covariance[0, 2], want, rtol=1e-8, atol=1e-10)
+
+
+@SPACES
+def test_marginal_times_conditional_is_the_joint(space):
+    """log p(x_o) + log p(x_u | x_o) = log p(x), the conditional written as the mixture that `condition` says it is."""
+    mixture, (x, mask) = toy(space), rows(space)
+    given = mixture.condition(x, mask)
+    full = mixture.draw(given, x, mask, 1, noise())[0]
+    for i in range(len(x)):
+        u = [k for k, q in enumerate(space.continuous) if not mask[i, q]]
+        terms = given.log_weight[i].clone()
+        for c in range(len(mixture)):
+            if u:
+                covariance = given.covariance[given.pattern[i], c][u][:, u]
+                terms[c] += MultivariateNormal(given.mean[i, c, u], covariance).log_prob(full[i, space.continuous][u])
+            for j, q in enumerate(space.categorical):
+                terms[c] += 0.0 if mask[i, q] else mixture.log_level[c, j, int(full[i, q])]
+        want = mixture.log_density(full[i])
+        assert_close(given.log_marginal[i] + terms.logsumexp(0), want, rtol=1e-8, atol=1e-10)
+
+
+@SPACES
+def test_empty_rows_have_the_prior_and_complete_rows_keep_their_values(space):
+    mixture, (x, mask) = toy(space), rows(space)
+    given = mixture.condition(x, mask)
+    belief = mixture.belief(given)
+    assert_close(given.log_marginal[0], mixture.log_density(x[0]), rtol=1e-8, atol=0)
+    assert given.log_marginal[1].abs() < 1e-12
+    assert_close(given.log_weight[1], mixture.log_weight)
+    assert_close(given.mean[1], mixture.mean)
+    assert_close(given.covariance[given.pattern[1]], mixture.covariance, rtol=1e-8, atol=1e-12)
+    assert (given.covariance[given.pattern[0]] == 0).all()
+    assert_close(belief.mean[0, space.continuous], x[0, space.continuous], rtol=1e-8, atol=0)
+    assert torch.equal(mixture.draw(given, x, mask, 3, noise())[:, 0], x[0].expand(3, -1))
+    for j, q in enumerate(space.categorical):
+        prior = (mixture.log_weight.exp()[:, None] * mixture.log_level[:, j].exp()).sum(0)
+        assert_close(belief.log_prob[1, q].exp(), prior, rtol=1e-8, atol=0)
+
+
+def test_no_level_beyond_a_columns_own():
+    mixture, (x, mask) = toy(MIXED), rows(MIXED)
+    given = mixture.condition(x, mask)
+    assert (mixture.belief(given).log_prob[:, 3, 2:] == -torch.inf).all()
+    assert mixture.draw(given, x, mask, 2_000, noise())[..., 3].max() == 1
+
+
+@SPACES
+def test_belief_and_conditionals_have_the_moments_of_draws(space):
+    mixture, (x, mask) = toy(space), rows(space, n=4)
+    given = mixture.condition(x, mask)
+    belief, draws = mixture.belief(given), 200_000
+    full = mixture.draw(given, x, mask, draws, noise())
+    assert torch.equal(full[:, mask], x[mask].expand(draws, -1))
+    for i in range(len(x)):
+        _, weight, mean, covariance = reference(mixture, x[i], mask[i])
+        for q in (~mask[i]).nonzero()[:, 0].tolist():
+            value = full[:, i, q]
+            if space.levels[q]:
+                share = (value[:, None] == torch.arange(space.max_levels)).double().mean(0)
+                assert_close(share, belief.log_prob[i, q].exp(), rtol=0, atol=0.006)
+            else:
+                assert (value.mean() - belief.mean[i, q]).abs() < 5 * (belief.var[i, q] / draws).sqrt()
+                assert_close(value.var(), belief.var[i, q], rtol=0.03, atol=0)
+        # Between the columns of one row: component by component, then mixed.
+        centre, between = total_moments(weight, mean, covariance)
+        if space.continuous:
+            numbers = full[:, i, space.continuous]
+            assert_close(numbers.T.cov(), between, rtol=0.03, atol=0.04)
+        for j, q in enumerate(space.categorical):
+            if not mask[i, q] and space.continuous:
+                hot = (full[:, i, q, None] == torch.arange(space.levels[q])).double()
+                level = mixture.log_level[:, j, : space.levels[q]].exp()
+                want = torch.einsum("c,cv,ck->vk", weight, level, mean - centre)
+                assert_close(hot.T @ (numbers - centre) / draws, want, rtol=0, atol=0.03)
+    if space is MIXED:
+        hot3, hot2 = full[:, 1, 1, None] == torch.arange(3), full[:, 1, 3, None] == torch.arange(2)
+        joint = torch.einsum("c,cv,cw->vw", mixture.log_weight.exp(), *mixture.log_level.exp().unbind(1))[:, :2]
+        assert_close(hot3.double().T @ hot2.double() / draws, joint, rtol=0, atol=0.006)
+
+
+@pytest.mark.parametrize("space", [MIXED, NUMBERS], ids=["mixed", "numbers"])
+def test_gradient_of_the_log_density(space):
+    mixture, (x, _) = toy(space), rows(space, n=5)
+
+    def density(numbers):
+        full = x.clone()
+        full[:, space.continuous] = numbers
+        return mixture.log_density(full)
+
+    assert torch.autograd.gradcheck(density, (x[:, space.continuous].clone().requires_grad_(),))

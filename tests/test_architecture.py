@@ -44,6 +44,7 @@ ORDER = [
     "impute",
     "metrics",
     "score",
+    "frames",
     "models",
     "",  # lacova itself
     "datasets*",  # may import from one another

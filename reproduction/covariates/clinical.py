@@ -133,15 +133,21 @@ def by_last_value(cell: Cell) -> Answer:
 
 
 def by_neighbours(cell: Cell) -> Answer:
-    return gather(cell, KNNImputer().fit(spread(cell, cell.train)).transform(spread(cell, cell.test)), True)
+    """scikit-learn's KNN imputer; shares of neighbours are probabilities."""
+    filled = KNNImputer().fit(spread(cell, cell.train)).transform(spread(cell, cell.test))
+    return gather(cell, filled, probabilities=True)
 
 
 def by_iteration(cell: Cell) -> Answer:
+    """scikit-learn's iterative imputer, without each category's first level.
+
+    With all levels, each is the others' complement and missing together with them: none would ever leave its mean.
+    """
     imputer = IterativeImputer(random_state=0, max_iter=10, tol=1e-2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # ten rounds, converged or not
-        filled = imputer.fit(spread(cell, cell.train)).transform(spread(cell, cell.test))
-    return gather(cell, filled, False)
+        filled = imputer.fit(spread(cell, cell.train, first=1)).transform(spread(cell, cell.test, first=1))
+    return gather(cell, filled, probabilities=False, first=1)
 
 
 def by_trees(cell: Cell) -> Answer:
@@ -152,7 +158,7 @@ def by_trees(cell: Cell) -> Answer:
             tree_rows(cell, rows, q) for rows in (cell.train, cell.validation)
         )
         settings = {"learning_rate": 0.05, "max_iter": 200, "max_leaf_nodes": 15, "random_state": 0}
-        features = tree_features(cell.test, q)
+        features = tree_features(cell, cell.test, q)
         if cell.space.levels[q]:
             trees = HistGradientBoostingClassifier(**settings).fit(x, value.astype(int), weight)
             place = np.searchsorted(trees.classes_, held)  # the training rows have shown every level
@@ -186,7 +192,7 @@ def by_joint(cell: Cell) -> Answer:
     model = lacova.GPPriorVAE(cell.schema, latent_dim=8)
     model.fit(
         cell.train.frame, cell.validation.frame, max_epochs=cell.options.epochs, batch_size=20, seed=cell.seed,
-        device="cpu",
+        cap=cell.options.cap, device="cpu",
     )  # fmt: skip
     test = model._encode(cell.test.frame)
     prob = np.zeros((*test.x.shape, cell.space.max_levels))
@@ -235,35 +241,47 @@ def history(rows: Part, q: int) -> np.ndarray:
     return np.column_stack([last["value"], after["value"], rows.day - last["day"], after["day"] - rows.day])
 
 
-def tree_features(rows: Part, q: int) -> np.ndarray:
-    return np.column_stack([np.delete(rows.x, q, axis=1), rows.y, history(rows, q)])
+def tree_features(cell: Cell, rows: Part, q: int) -> np.ndarray:
+    """The row's other covariates, its measurements, and column q at the patient's other visits.
+
+    Not so where q is visit-constant: the other visits would give the answer in training, and never in test.
+    """
+    past = [] if cell.space.static[q] else [history(rows, q)]
+    return np.column_stack([np.delete(rows.x, q, axis=1), rows.y, *past])
 
 
 def tree_rows(cell: Cell, rows: Part, q: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Features, values and weights of the rows that show column q."""
     seen = ~np.isnan(rows.x[:, q])
-    return tree_features(rows, q)[seen], rows.x[seen, q], weights(cell, rows, q)[seen]
+    return tree_features(cell, rows, q)[seen], rows.x[seen, q], weights(cell, rows, q)[seen]
 
 
-def spread(cell: Cell, rows: Part) -> np.ndarray:
-    """Standardised numbers and one-hot levels of X, then Y; NaN at gaps."""
+def spread(cell: Cell, rows: Part, first: int = 0) -> np.ndarray:
+    """Standardised numbers and one-hot levels (from the `first` on) of X, then Y; NaN at gaps."""
     columns = []
     for q, levels in enumerate(cell.space.levels):
         value = rows.x[:, q, None]
-        hot = np.where(np.isnan(value), np.nan, value == np.arange(levels))
+        hot = np.where(np.isnan(value), np.nan, value == np.arange(first, levels))
         columns.append(hot if levels else value)
     return np.column_stack([*columns, rows.y])
 
 
-def gather(cell: Cell, filled: np.ndarray, probabilities: bool) -> Answer:
-    """Back from `spread`; averages of one-hot levels are probabilities, regressions on them only scores."""
+def gather(cell: Cell, filled: np.ndarray, probabilities: bool, first: int = 0) -> Answer:
+    """Back from `spread`."""
     answer: Answer = {}
     start = 0
     for q, levels in enumerate(cell.space.levels):
-        values = pool(cell, filled[:, start : start + max(1, levels)], q)
-        start += max(1, levels)
-        if q in cell.asked:
-            answer[q] = (values.argmax(1), values if probabilities else None) if levels else (values[:, 0], None)
+        width = levels - first if levels else 1
+        values = pool(cell, filled[:, start : start + width], q)
+        start += width
+        if q not in cell.asked:
+            continue
+        if not levels:
+            answer[q] = values[:, 0], None
+            continue
+        if first:
+            values = np.column_stack([1.0 - values.sum(1), values])
+        answer[q] = values.argmax(1), values if probabilities else None
     return answer
 
 
@@ -285,7 +303,8 @@ def score(cell: Cell, truth: np.ndarray, answer: Answer) -> list[dict]:
             counts = np.bincount(true.astype(int), minlength=levels)
             hit = said == true
             line |= {"minority": int(counts.min()), "accuracy": float(hit.mean())}
-            line["balanced"] = float(np.mean([hit[true == level].mean() for level in np.flatnonzero(counts)]))
+            if (counts > 0).sum() > 1:  # else it is the accuracy
+                line["balanced"] = float(np.mean([hit[true == level].mean() for level in np.flatnonzero(counts)]))
             if prob is not None:
                 chosen = prob[gone][np.arange(len(true)), true.astype(int)]
                 line["log_loss"] = float(-np.log(chosen.clip(LEAST_PROBABILITY)).mean())
@@ -331,6 +350,8 @@ def run(options: argparse.Namespace) -> None:
         started = time.perf_counter()
         answer = METHODS[method](cell)
         took = {"seconds": round(time.perf_counter() - started, 1), "version": lacova.__version__}
+        if method == "joint":
+            took |= {"epochs": options.epochs, "cap": options.cap}
         lines = [json.dumps(key | line | took) + "\n" for line in score(cell, truth, answer)]
         with RESULTS.open("a") as out:
             out.write("".join(lines))
@@ -406,6 +427,7 @@ def main() -> None:
     parser.add_argument("--missing", type=float, nargs="+", default=[0.2, 0.4])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--cap", type=int, default=8, help="joint: largest table of missing categories summed exactly")
     parser.add_argument("--results", type=Path)
     options = parser.parse_args()
     if options.results is not None:

@@ -22,7 +22,7 @@ def pbc(folder: Path) -> tuple[pd.DataFrame, Schema]:
     """312 patients, 1,945 visits. ascites, hepato and spiders have about 60 gaps each, chol 821.
 
     All covariates but age and day are categorical: edema (0, 0.5, 1: none, treated or untreated, despite treatment)
-    and stage (1 to 4) are ordered, but have no unit of distance. stage changes along the visits in half of the patients.
+    and stage (1 to 4) are ordered, but have no unit of distance. stage changes along the visits of half the patients.
     """
     table = pd.read_csv(folder / "pbcseq.csv").sort_values(["id", "day"], ignore_index=True)
     kinds = {name: "categorical" for name in ("trt", "sex", "ascites", "hepato", "spiders", "edema", "stage")}

@@ -11,7 +11,6 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 import pandas as pd
 import torch
-from sklearn.cluster import kmeans_plusplus
 from torch import Tensor
 
 from lacova.batches import Batches
@@ -21,12 +20,12 @@ from lacova.covariates.longitudinal import LongitudinalPrior
 from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import CovariatePrior, FactorisedPrior, JointPrior
 from lacova.fit import FitOptions, fit
+from lacova.frames import completed, completed_draws, predicted, predicted_draws, summarise
 from lacova.gp.formula import components
-from lacova.gp.inducing import InducingPoints
+from lacova.gp.inducing import InducingPoints, spread_rows
 from lacova.gp.kernels import AdditiveKernel
 from lacova.impute import imputation_draws
 from lacova.likelihoods import NOISE_FLOOR, GaussianLikelihood
-from lacova.metrics import quantile
 from lacova.networks import Conv, Dense, resolve
 from lacova.objective import elbo, log_likelihood
 from lacova.predict import Draws, chunks, predictive_draws
@@ -185,43 +184,18 @@ class Model(ABC):
             seed: of the draws.
         """
         codec, vae = self._fitted()
+        if draws is not None and interval is not None:
+            raise ValueError("give draws or interval, not both: an interval is a summary of draws.")
+        count = MEAN_DRAWS if interval is None else INTERVAL_DRAWS
+        count, interval = _count(count if draws is None else draws), _level(interval)
         table = self._encode(data)
+        parts = imputation_draws(vae, table, count, self._noise(seed), self._trained)
         if draws is not None:
-            if interval is not None:
-                raise ValueError("give draws or interval, not both: an interval is a summary of draws.")
-            return self._impute_long(data, codec, vae, table, _count(draws), seed)
-        wanted = None if interval is None else _tails(interval)
-        count = MEAN_DRAWS if wanted is None else INTERVAL_DRAWS
-        located, low, high = _summaries(
-            imputation_draws(vae, table, count, self._noise(seed), self._trained),
-            len(table), len(self.schema.measurements), len(self.schema.covariates), wanted,
-        )  # fmt: skip
+            return completed_draws(data, codec, parts, table, count)
         guess = torch.empty(table.x.shape)
         for rows, batch in chunks(table, 1):
             guess[rows] = best_guess(vae.believe(batch), batch, vae.space).detach().cpu()
-        done = codec.fill(data, codec.decode_measurements(located[0]), guess)
-        return done if wanted is None else self._add_intervals(data, done, codec, low, high)
-
-    def _impute_long(
-        self, data: pd.DataFrame, codec: Codec, vae: ConditionalVAE, table: Table, draws: int, seed: int
-    ) -> pd.DataFrame:
-        y = torch.empty(draws, *table.y.shape)
-        x = torch.empty(draws, *table.x.shape)
-        for part in imputation_draws(vae, table, draws, self._noise(seed), self._trained):
-            y[:, part.rows], x[:, part.rows] = part.y.cpu(), part.x.cpu()
-        tables = [codec.fill(data, codec.decode_measurements(y[k]), x[k]) for k in range(draws)]
-        return _stack(tables)
-
-    def _add_intervals(
-        self, data: pd.DataFrame, done: pd.DataFrame, codec: Codec, low: list[Tensor], high: list[Tensor]
-    ) -> pd.DataFrame:
-        sides = {
-            side: codec.fill(data, codec.decode_measurements(y), x)
-            for side, (y, x) in (("lower", low), ("upper", high))
-        }
-        numeric = [c for c in self.schema.columns if c not in codec.levels and c != self.schema.instance]
-        extra = {f"{c}_{side}": sides[side][c] for c in numeric for side in ("lower", "upper")}
-        return pd.concat([done, pd.DataFrame(extra, index=done.index)], axis=1)
+        return completed(data, codec, summarise(parts, len(table), codec, interval), guess)
 
     def predict(
         self, x: pd.DataFrame, history: pd.DataFrame | None = None, *, draws: int = MEAN_DRAWS,
@@ -240,31 +214,17 @@ class Model(ABC):
             the predictive mean of every measurement, with the index of `x`.
         """
         codec, _ = self._fitted()
-        wanted = None if interval is None else _tails(interval)
-        located, low, high = _summaries(
-            self._predict_draws(x, history, _count(draws), seed), len(x),
-            len(self.schema.measurements), len(self.schema.covariates), wanted,
-        )  # fmt: skip
-        out = pd.DataFrame(codec.decode_measurements(located[0]), index=x.index, columns=list(self.schema.measurements))
-        if wanted is None:
-            return out
-        ends = {"lower": codec.decode_measurements(low[0]), "upper": codec.decode_measurements(high[0])}
-        extra = {f"{c}_{side}": ends[side][:, d] for d, c in enumerate(self.schema.measurements) for side in ends}
-        return pd.concat([out, pd.DataFrame(extra, index=x.index)], axis=1)
+        interval = _level(interval)
+        parts = self._predict_draws(x, history, _count(draws), seed)
+        return predicted(x.index, codec, summarise(parts, len(x), codec, interval))
 
     def sample(
         self, x: pd.DataFrame, history: pd.DataFrame | None = None, *, draws: int = 20, seed: int = 0
     ) -> pd.DataFrame:
         """Draw Y (noise included) for covariates with gaps: `draws` tables one below the other, numbered in `draw`."""
         codec, _ = self._fitted()
-        y = torch.empty(_count(draws), len(x), len(self.schema.measurements))
-        for part in self._predict_draws(x, history, draws, seed):
-            y[:, part.rows] = part.y.cpu()
-        tables = [
-            pd.DataFrame(codec.decode_measurements(one), index=x.index, columns=list(self.schema.measurements))
-            for one in y
-        ]
-        return _stack(tables)
+        draws = _count(draws)
+        return predicted_draws(x.index, codec, self._predict_draws(x, history, draws, seed), draws)
 
     def _predict_draws(self, x: pd.DataFrame, history: pd.DataFrame | None, draws: int, seed: int) -> Iterable[Draws]:
         codec, vae = self._fitted()
@@ -406,53 +366,22 @@ class GPPriorVAE(Model):
 
 
 def _inducing_inputs(codec: Codec, table: Table, covariates: FactorisedPrior, count: int, seed: int) -> Tensor:
-    """Training rows spread over the covariate space (k-means++), their gaps drawn from the prior."""
+    """Training rows spread over the covariate space, their gaps drawn from the prior."""
     batches = Batches(replace(table, given=covariates.prepare(table)))
     x = covariates.draw(batches.batch(torch.arange(batches.units)), 1, torch.Generator().manual_seed(seed))[0]
-    features = codec.space.values(x).double().numpy()
-    distinct = len(np.unique(features, axis=0))
-    count = min(count, distinct)
-    if count == 0:
-        return x[:0]
-    _, chosen = kmeans_plusplus(features, count, random_state=seed)
-    return x[chosen]
+    return x[spread_rows(codec.space.values(x), count, seed)]
 
 
-def _summaries(
-    parts: Iterable[Draws], rows: int, measurements: int, covariates: int, tails: tuple[float, float] | None
-) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Mean of y, and lower and upper quantiles of y and x, without holding all draws of all rows at once."""
-    located = [torch.empty(rows, measurements)]
-    low = [torch.empty(rows, measurements), torch.empty(rows, covariates)]
-    high = [torch.empty_like(part) for part in low]
-    for part in parts:
-        located[0][part.rows] = part.location.mean(0).cpu()
-        if tails is not None:
-            for k, draws in enumerate((part.y, part.x)):
-                ordered = draws.sort(0).values
-                low[k][part.rows], high[k][part.rows] = (quantile(ordered, share).cpu() for share in tails)
-    return located, low, high
-
-
-def _tails(interval: float) -> tuple[float, float]:
-    if not 0.0 < interval < 1.0:
+def _level(interval: float | None) -> float | None:
+    if interval is not None and not 0.0 < interval < 1.0:
         raise ValueError(f"interval must lie between 0 and 1, such as 0.9; got {interval!r}.")
-    return (1.0 - interval) / 2.0, (1.0 + interval) / 2.0
+    return interval
 
 
 def _count(value: int, name: str = "draws") -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
     return int(value)
-
-
-def _stack(tables: list[pd.DataFrame]) -> pd.DataFrame:
-    """Tables one below the other, numbered in a first column `draw`."""
-    if "draw" in tables[0].columns:
-        raise DataError("the table already has a column 'draw', which would number the draws; rename it first.")
-    for k, table in enumerate(tables):
-        table.insert(0, "draw", k)
-    return pd.concat(tables)
 
 
 def _device(name: str) -> torch.device:

@@ -119,7 +119,7 @@ def test_conditionals_equal_integration_on_a_grid():
     mixture = toy(MIXED)
     x = torch.tensor([[0.0, 0.0, 0.7, 1.0, 0.0]], dtype=torch.float64)
     mask = torch.tensor([[False, False, True, True, False]])
-    axis, step = torch.arange(-16.0, 16.0, 0.1, dtype=torch.float64), 0.1
+    axis, step = torch.arange(-27.0, 27.0, 0.15, dtype=torch.float64), 0.15
     level, a, d = torch.meshgrid(torch.arange(3.0, dtype=torch.float64), axis, axis, indexing="ij")
     grid = x[0].expand(*a.shape, -1).clone()
     grid[..., 0], grid[..., 1], grid[..., 4] = a, level, d

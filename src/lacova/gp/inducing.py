@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from sklearn.cluster import kmeans_plusplus
 from torch import Tensor, nn
 
 from lacova.covariates.space import CovariateSpace
@@ -80,3 +82,12 @@ class InducingPoints(nn.Module):
         eye = torch.eye(self.precision.shape[-1], dtype=self.precision.dtype, device=self.precision.device)
         self.precision.lerp_(eye + statistics.precision, rate)
         self.shift.lerp_(statistics.shift, rate)
+
+
+def spread_rows(features: Tensor, count: int, seed: int) -> Tensor:
+    """Indices of at most `count` different rows, spread out by k-means++."""
+    values = features.double().numpy()
+    count = min(count, len(np.unique(values, axis=0)))
+    if count == 0:
+        return torch.zeros(0, dtype=torch.long)
+    return torch.as_tensor(kmeans_plusplus(values, count, random_state=seed)[1])

@@ -83,43 +83,58 @@ def expected_outer(kernel: AdditiveKernel, s: Tensor, x: Inputs, weight: Tensor,
     if size == 0:
         return total
     anchor = points(s, space)
+    upper = torch.triu_indices(size, size, device=s.device)
+    square = torch.cartesian_prod(*(torch.arange(size, device=s.device),) * 2).T
     step = max(1, CHUNK // (latent * size * size))
     for rows in torch.arange(weight.shape[1], device=s.device).split(step):
         part = x.take(rows)
         for k, r in enumerate(kernel.shared):
             for r2 in kernel.shared[k:]:
-                each = _pair(kernel, anchor, part, r, r2)  # L×M×M×n
-                moment = torch.einsum("lmkn,ln->lmk", each, weight[:, rows])
-                total = total + (moment if r == r2 else moment + moment.mT)
+                one, two = upper if r == r2 else square
+                moment = torch.zeros_like(total)
+                moment[:, one, two] = _pair(kernel, anchor.take(one), anchor.take(two), part, r, r2, weight[:, rows])
+                mirrored = moment + moment.mT
+                total = total + (
+                    mirrored - torch.diag_embed(moment.diagonal(dim1=-2, dim2=-1)) if r == r2 else mirrored
+                )
     return total
 
 
-def _pair(kernel: AdditiveKernel, s: Inputs, x: Inputs, r: int, r2: int) -> Tensor:
-    """E[k_r(x, s) k_r2(x, s')] (L×M×M×n)."""
+def _pair(kernel: AdditiveKernel, one: Inputs, two: Inputs, x: Inputs, r: int, r2: int, weight: Tensor) -> Tensor:
+    """Σ_i w_i E[k_r(x_i, s) k_r2(x_i, s')] (L×J) for J pairs of known inputs.
+
+    The exponent is −½ Σ_c p_ci (μ_ci − P_cj)² plus terms of i or j alone; the square, multiplied out, is one product
+    of matrices: of rows (p, pμ, pμ²) and pairs (P², −2P, 1).
+    """
     first, second = dict(kernel.scales(r)), dict(kernel.scales(r2))
-    exponent = (kernel.log_variance[r] + kernel.log_variance[r2]).double()[:, None, None, None]
+    of_pair = (kernel.log_variance[r] + kernel.log_variance[r2]).double()[:, None].expand(-1, len(one.mean))
+    of_row = weight.new_zeros(weight.shape)
+    row_features, pair_features = [], []
     for c in sorted({*first, *second}):
-        mu, v = x.mean[:, c], x.var[:, c]
-        left, right = s.mean[:, None, None, c], s.mean[None, :, None, c]
+        mu, v, left, right = x.mean[:, c], x.var[:, c], one.mean[:, c], two.mean[:, c]
         if c in first and c in second:
-            a, b = (torch.exp(2.0 * part[c].double())[:, None, None, None] for part in (first, second))
-            g, centre = a * b / (a + b), (b * left + a * right) / (a + b)
-            exponent = exponent - 0.5 * (
-                (left - right) ** 2 / (a + b) + (mu - centre) ** 2 / (g + v) + ((g + v) / g).log()
-            )
+            a, b = (torch.exp(2.0 * part[c].double())[:, None] for part in (first, second))
+            width, place = a * b / (a + b), (b * left + a * right) / (a + b)
+            of_pair = of_pair - 0.5 * (left - right) ** 2 / (a + b)
         else:
-            point, scale = (left, first[c]) if c in first else (right, second[c])
-            a = torch.exp(2.0 * scale.double())[:, None, None, None]
-            exponent = exponent - 0.5 * ((mu - point) ** 2 / (a + v) + ((a + v) / a).log())
-    value = exponent.exp()
-    one, two = set(kernel.levels(r)), set(kernel.levels(r2))
-    for c in sorted(one | two):
-        hit = s.prob[:, c] @ x.prob[:, c].mT  # π_i[s] (M×n)
-        if c in one and c in two:
-            value = value * hit[:, None] * (s.prob[:, c] @ s.prob[:, c].mT)[..., None]
-        else:
-            value = value * (hit[:, None] if c in one else hit[None])
-    return value
+            width = torch.exp(2.0 * (first[c] if c in first else second[c]).double())[:, None]
+            place = (left if c in first else right).expand(len(width), -1)
+        precision = 1.0 / (width + v)  # L×n
+        of_row = of_row - 0.5 * ((width + v) / width).log()
+        row_features += [precision, precision * mu, precision * mu**2]
+        pair_features += [place**2, -2.0 * place, torch.ones_like(place)]
+    exponent = of_pair[:, :, None] + of_row[:, None, :]
+    if row_features:
+        exponent = exponent - 0.5 * torch.stack(pair_features, -1) @ torch.stack(row_features, -2)
+    value = exponent.exp()  # L×J×n
+    levels, levels2 = set(kernel.levels(r)), set(kernel.levels(r2))
+    for c in sorted(levels | levels2):
+        hit = (one if c in levels else two).prob[:, c] @ x.prob[:, c].mT  # π_i[s] (J×n)
+        if c in levels and c in levels2:
+            hit = hit * (one.prob[:, c] * two.prob[:, c]).sum(-1)[:, None]
+        value = value * hit
+    moment: Tensor = (value @ weight[..., None])[..., 0]
+    return moment
 
 
 def excess(

@@ -1,0 +1,338 @@
+"""Covariates with memory: neighbours, bridges and rates against the processes that they come from."""
+
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from lacova.covariates.longitudinal import (
+    LongitudinalPrior,
+    _bridge_levels,
+    _bridge_normal,
+    _clock,
+    _fit_rate,
+    _neighbours,
+)
+from lacova.covariates.mixture import Mixture
+from lacova.covariates.prior import FactorisedPrior, JointPrior
+from lacova.covariates.space import CovariateSpace
+from lacova.table import Table
+from tests.covariates.test_mixture import toy
+
+# time, number, 3 levels, static 2 levels, static number
+SPACE = CovariateSpace(("t", "a", "c3", "s2", "sa"), (0, 0, 3, 2, 0), (False, False, False, True, True))
+
+
+def table(x, mask, patient):
+    y = torch.zeros(len(x), 1, dtype=x.dtype)
+    return Table(y, y.bool(), torch.where(mask, x, 0.0), mask, patient, ())
+
+
+def ragged(seed=0, visits=(4, 1, 6, 3, 5), missing=0.4, space=SPACE):
+    """Rows of ragged patients in random order, with gaps in time and tied times."""
+    g = torch.Generator().manual_seed(seed)
+    patient = torch.repeat_interleave(torch.arange(len(visits)), torch.tensor(visits))
+    patient = patient[torch.randperm(len(patient), generator=g)]
+    n = len(patient)
+    x = torch.randn(n, len(space.names), generator=g, dtype=torch.float64)
+    x[:, 0] = torch.randint(6, (n,), generator=g).double() / 3.0
+    for q in space.categorical:
+        x[:, q] = torch.randint(space.levels[q], (n,), generator=g).double()
+    mask = torch.rand(x.shape, generator=g) > missing
+    first = torch.stack([(patient == p).nonzero()[0, 0] for p in patient])
+    static = torch.tensor(space.static)
+    return table(torch.where(static, x[first], x), torch.where(static, mask[first], mask), patient)
+
+
+def prior_of(space, rates, time=0, components=3):
+    g = torch.Generator().manual_seed(7)
+    q = len(space.names)
+    level = torch.full((q, space.max_levels), -torch.inf, dtype=torch.float64)
+    for c in space.categorical:
+        level[c, : space.levels[c]] = torch.randn(space.levels[c], generator=g).double().log_softmax(0)
+    marginal = FactorisedPrior(
+        space, torch.randn(q, generator=g).double(), 30.0 + torch.rand(q, generator=g).double(), level
+    )
+    return LongitudinalPrior(toy(space, components), marginal, torch.as_tensor(rates, dtype=torch.float64), time)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_neighbours_equal_a_double_loop(seed):
+    t = ragged(seed, visits=(6, 1, 9, 5, 8))
+    for time in (0, None):
+        clock = _clock(t, time)
+        for q in (1, 2):
+            sides = _neighbours(t, clock, q)
+            found = 0
+            for i in range(len(t)):
+                here = (float(clock[i]), i)
+                before, after = (-math.inf, -1), (math.inf, -1)  # in order of time, then of the table
+                for j in range(len(t)):
+                    if j == i or t.patient[j] != t.patient[i] or not t.x_mask[j, q] or clock[[i, j]].isnan().any():
+                        continue
+                    there = (float(clock[j]), j)
+                    before = max(before, there) if there < here else before
+                    after = min(after, there) if there > here else after
+                for (value, distance), (when, j) in zip(sides, (before, after), strict=True):
+                    found += j >= 0
+                    assert distance[i] == (abs(when - clock[i]) if j >= 0 else math.inf)
+                    assert value[i] == (t.x[j, q] if j >= 0 else 0.0)
+            assert found > 10
+    assert (torch.stack([d for _, d in _neighbours(t, _clock(t, 0), 1)]) == 0).any()  # ties occur
+
+
+def test_without_a_time_column_visits_are_counted():
+    t = ragged()
+    clock = _clock(t, None)
+    for i in range(len(t)):
+        assert clock[i] == sum(int(t.patient[j] == t.patient[i]) for j in range(i))
+    assert torch.equal(_clock(t, 0).isnan(), ~t.x_mask[:, 0])
+
+
+def jumps(stationary, rate, gap):
+    """P(gap) = exp(gap · Q), Q = rate (1 πᵀ − I)."""
+    k = len(stationary)
+    return torch.matrix_exp(gap * rate * (stationary.expand(k, k) - torch.eye(k, dtype=torch.float64)))
+
+
+@pytest.mark.parametrize("stationary", [[0.3, 0.7], [0.2, 0.5, 0.3]], ids=["2 levels", "3 levels"])
+def test_bridge_of_levels_equals_the_markov_chain(stationary):
+    pi, rate = torch.tensor(stationary, dtype=torch.float64), 0.8
+    for first in (0.05, 0.7, 3.0, math.inf):
+        for second in (0.1, 1.5, math.inf):
+            to, on = (
+                pi.expand(len(pi), -1) if math.isinf(gap) else jumps(pi, rate, gap) for gap in (first, second)
+            )  # with no neighbour: any row of these does, all being π
+            for before in range(len(pi)):
+                for after in range(len(pi)):
+                    want = to[before] * on[:, after] / (to[before] * on[:, after]).sum()
+                    memory = torch.tensor([[math.exp(-rate * first), math.exp(-rate * second)]], dtype=torch.float64)
+                    values = torch.tensor([[before, after]], dtype=torch.float64)
+                    assert_close(_bridge_levels(values, memory, pi[None])[0], want, rtol=1e-8, atol=1e-14)
+    none = _bridge_levels(torch.zeros(1, 2).double(), torch.zeros(1, 2).double(), pi[None])
+    assert_close(none[0], pi, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("gaps", [(0.4, 1.1), (0.05, 6.0), (0.9, math.inf), (math.inf, 0.3), (math.inf, math.inf)])
+def test_bridge_of_numbers_equals_the_dense_conditional(gaps):
+    rate, scale = 0.8, 2.5
+    values = torch.tensor([[1.3, -0.4]], dtype=torch.float64)
+    memory = torch.tensor([[math.exp(-rate * g) for g in gaps]], dtype=torch.float64)
+    near = [i for i, g in enumerate(gaps) if math.isfinite(g)]
+    when = torch.tensor([0.0, *((-gaps[0], gaps[1])[i] for i in near)], dtype=torch.float64)
+    covariance = scale * torch.exp(-rate * (when[:, None] - when).abs())
+    gain = covariance[0, 1:] @ torch.linalg.inv(covariance[1:, 1:]) if near else torch.zeros(0).double()
+    mean, var = _bridge_normal(values, memory, torch.tensor([scale], dtype=torch.float64))
+    assert_close(mean[0], gain @ values[0, near], rtol=1e-8, atol=1e-12)
+    assert_close(var[0], covariance[0, 0] - gain @ covariance[1:, 0], rtol=1e-8, atol=0)
+
+
+def simulate(stationary, rate, patients=400, visits=12, seed=0, missing=0.2):
+    """Time and one column with memory: levels with law `stationary`, or a standard OU process if that is None."""
+    g = torch.Generator().manual_seed(seed)
+    when = torch.rand(patients, visits, generator=g, dtype=torch.float64).mul(4.0 * visits / 12).sort(1).values
+    value = torch.empty(patients, visits, dtype=torch.float64)
+    for i in range(visits):
+        rho = torch.exp(-rate * (when[:, i] - when[:, i - 1])) if i else torch.zeros(patients).double()
+        if stationary is None:
+            value[:, i] = torch.randn(patients, generator=g, dtype=torch.float64) * (1.0 - rho**2).sqrt()
+            value[:, i] += rho * value[:, i - 1] if i else 0.0
+        else:
+            fresh = torch.multinomial(torch.tensor(stationary), patients, replacement=True, generator=g).double()
+            stay = torch.rand(patients, generator=g) < rho
+            value[:, i] = torch.where(stay, value[:, i - 1], fresh) if i else fresh
+    x = torch.stack([when.flatten(), value.flatten()], 1)
+    mask = torch.rand(x.shape, generator=g) > missing
+    mask[:, 0] = True
+    patient = torch.arange(patients).repeat_interleave(visits)
+    order = torch.randperm(len(x), generator=g)
+    space = CovariateSpace(("t", "v"), (0, len(stationary or ())), (False, False))
+    return space, table(x[order], mask[order], patient[order]), x[order, 1]
+
+
+@pytest.mark.parametrize("rate", [0.3, 2.0])
+@pytest.mark.parametrize("stationary", [None, [0.35, 0.65], [0.2, 0.5, 0.3]], ids=["numbers", "2 levels", "3 levels"])
+def test_rates_are_recovered(stationary, rate):
+    space, t, _ = simulate(stationary, rate, patients=1_500)
+    marginal = FactorisedPrior.learn(space, t)
+    assert float(_fit_rate(space, marginal, t, _clock(t, 0), 1)) == pytest.approx(rate, rel=0.15)
+
+
+def test_a_column_without_pairs_has_no_memory():
+    t = ragged(visits=(1, 1, 1, 1), missing=0.0)
+    prior = LongitudinalPrior.learn(SPACE, t, 0, seed=0, components=1)
+    assert torch.isinf(prior.rates).all()
+
+
+def test_time_and_static_columns_have_no_rate():
+    t = ragged(visits=(8,) * 12, missing=0.2)
+    rates = LongitudinalPrior.learn(SPACE, t, 0, seed=0, components=1).rates
+    assert torch.isfinite(rates).tolist() == [False, True, True, False, False]
+    rates = LongitudinalPrior.learn(SPACE, t, None, seed=0, components=1).rates
+    assert torch.isfinite(rates).tolist() == [True, True, True, False, False]
+
+
+def test_without_memory_the_prior_is_the_pooled_mixture():
+    t = ragged()
+    prior = prior_of(SPACE, [math.inf] * 5)
+    given, mixture = prior.prepare(t), JointPrior(prior.across.mixture).prepare(t).belief
+    for i in range(len(t)):
+        own = t.patient == t.patient[i]
+        for q in range(5):
+            rows = own if SPACE.static[q] else torch.arange(len(t)) == i
+            assert_close(given.belief.mean[i, q], mixture.mean[rows, q].mean(), rtol=1e-8, atol=1e-12)
+            assert_close(given.belief.var[i, q], mixture.var[rows, q].mean(), rtol=1e-8, atol=1e-12)
+            if SPACE.levels[q]:
+                want = mixture.log_prob[rows, q].mean(0).log_softmax(0)
+                assert_close(given.belief.log_prob[i, q], want, rtol=1e-8, atol=1e-12)
+    assert (given.log_marginal == 0).all()
+
+
+@pytest.mark.parametrize("time", [0, None])
+def test_prepared_laws_are_normalised_and_static_ones_shared(time):
+    t = ragged()
+    law = prior_of(SPACE, [math.inf, 0.7, 1.3, math.inf, math.inf], time).prepare(t).belief
+    assert torch.isfinite(law.mean).all()
+    assert (law.var > 0).all()
+    for q in SPACE.categorical:
+        assert_close(law.log_prob[:, q].exp().sum(-1), torch.ones(len(t)).double(), rtol=1e-10, atol=0)
+        assert (law.log_prob[:, q, SPACE.levels[q] :] == -torch.inf).all()
+    for p in range(5):
+        own = t.patient == p
+        for part in (law.mean, law.var, law.log_prob):
+            assert torch.equal(part[own][:, 3:], part[own][:1, 3:].expand_as(part[own][:, 3:]))
+
+
+def test_rows_with_unknown_time_and_patients_with_one_visit_fall_back_to_the_mixture():
+    t = ragged(seed=1)
+    prior = prior_of(SPACE, [math.inf, 0.7, 1.3, math.inf, math.inf])
+    law, mixture = prior.prepare(t).belief, JointPrior(prior.across.mixture).prepare(t).belief
+    alone = ~t.x_mask[:, 0] | (torch.bincount(t.patient)[t.patient] == 1)
+    assert alone.sum() > 3
+    gaps = ~t.x_mask & alone[:, None]
+    assert_close(law.mean[:, 1][gaps[:, 1]], mixture.mean[:, 1][gaps[:, 1]], rtol=1e-8, atol=1e-12)
+    assert_close(law.var[:, 1][gaps[:, 1]], mixture.var[:, 1][gaps[:, 1]], rtol=1e-8, atol=0)
+    assert_close(law.log_prob[:, 2][gaps[:, 2]], mixture.log_prob[:, 2][gaps[:, 2]], rtol=1e-8, atol=1e-12)
+    changed = ~t.x_mask & ~alone[:, None]
+    assert (law.log_prob[:, 2][changed[:, 2]] - mixture.log_prob[:, 2][changed[:, 2]]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("time", [0, None])
+def test_independent_columns_are_bridged_only(time):
+    """Where the mixture says nothing beyond the marginals, the law of a gap is its process given its neighbours."""
+    t = ragged(seed=2, missing=0.3)
+    marginal = prior_of(SPACE, [math.inf] * 5).marginal
+    c = SPACE.continuous
+    mixture = Mixture(
+        SPACE, torch.zeros(1).double(), marginal.mean[c][None], torch.diag(marginal.var[c])[None],
+        marginal.log_prob[SPACE.categorical][None],
+    )  # fmt: skip
+    rates = torch.tensor([math.inf, 0.7, 1.3, math.inf, math.inf], dtype=torch.float64)
+    law = LongitudinalPrior(mixture, marginal, rates, time).prepare(t).belief
+    clock = _clock(t, time)
+    for q in (1, 2):
+        (first, to), (second, on) = _neighbours(t, clock, q)
+        for i in (~t.x_mask[:, q]).nonzero()[:, 0].tolist():
+            if 0.0 in (to[i], on[i]):
+                continue  # tied times
+            if q == 2:
+                pi = marginal.log_prob[2].exp()
+                before = pi if to[i].isinf() else jumps(pi, 1.3, to[i])[int(first[i])]
+                after = torch.ones(3) if on[i].isinf() else jumps(pi, 1.3, on[i])[:, int(second[i])]
+                want = before * after / (before * after).sum()
+                assert_close(law.log_prob[i, q].exp(), want, rtol=1e-8, atol=1e-12)
+            else:
+                near = [(s * d, v) for s, d, v in ((-1, to[i], first[i]), (1, on[i], second[i])) if not d.isinf()]
+                when = torch.tensor([0.0, *(d for d, _ in near)], dtype=torch.float64)
+                value = torch.tensor([v for _, v in near], dtype=torch.float64)
+                k = marginal.var[1] * torch.exp(-0.7 * (when[:, None] - when).abs())
+                gain = k[0, 1:] @ torch.linalg.inv(k[1:, 1:])
+                assert_close(
+                    law.mean[i, 1], marginal.mean[1] + gain @ (value - marginal.mean[1]), rtol=1e-8, atol=1e-10
+                )
+                assert_close(law.var[i, 1], k[0, 0] - gain @ k[1:, 0], rtol=1e-8, atol=0)
+
+
+def test_both_sources_are_multiplied_and_the_marginal_divided_out():
+    t = ragged(seed=3)
+    prior = prior_of(SPACE, [math.inf, 0.7, 1.3, math.inf, math.inf])
+    law, across = prior.prepare(t).belief, JointPrior(prior.across.mixture).prepare(t).belief
+    clock, marginal = _clock(t, 0), prior.marginal
+    for q, rate in ((1, 0.7), (2, 1.3)):
+        sides = _neighbours(t, clock, q)
+        values, memory = (torch.stack(v, 1) for v in zip(*((v, torch.exp(-rate * d)) for v, d in sides), strict=True))
+        for i in (~t.x_mask[:, q]).nonzero()[:, 0].tolist():
+            if q == 2:
+                pi = marginal.log_prob[2].exp()
+                along = _bridge_levels(values[i : i + 1], memory[i : i + 1], pi[None])[0].clamp_min(1e-12)
+                want = across.log_prob[i, 2].exp() * along / pi
+                assert_close(law.log_prob[i, 2].exp(), want / want.sum(), rtol=1e-8, atol=1e-12)
+            else:
+                centre, scale = marginal.mean[1], marginal.var[1]
+                mean, var = _bridge_normal(values[i : i + 1] - centre, memory[i : i + 1], scale[None])
+                parts = [
+                    (across.mean[i, 1], across.var[i, 1], 1.0),
+                    (centre + mean[0], var[0], 1.0),
+                    (centre, scale, -1.0),
+                ]
+                precision = sum(sign / v for _, v, sign in parts)
+                assert_close(law.var[i, 1], 1.0 / precision, rtol=1e-8, atol=0)
+                want = sum(sign * m / v for m, v, sign in parts) / precision
+                assert_close(law.mean[i, 1], want, rtol=1e-8, atol=1e-10)
+
+
+def test_a_sticky_indicator_is_imputed_far_better_than_by_its_mode():
+    space, t, truth = simulate([0.4, 0.6], rate=0.25, patients=200, missing=0.3, seed=4)
+    prior = LongitudinalPrior.learn(space, t, 0, seed=0)
+    gaps = ~t.x_mask[:, 1]
+    guess = prior.prepare(t).belief.log_prob[gaps, 1].argmax(-1)
+    mode = (truth[gaps] == 1).double().mean()
+    assert (guess == truth[gaps]).double().mean() > mode + 0.2
+    counted = LongitudinalPrior.learn(space, t, None, seed=0).prepare(t).belief.log_prob[gaps, 1]
+    assert torch.isfinite(counted).all()
+
+
+def test_an_ou_column_is_imputed_far_better_than_by_its_mean():
+    space, t, truth = simulate(None, rate=0.25, patients=200, missing=0.3, seed=5)
+    law = LongitudinalPrior.learn(space, t, 0, seed=0).prepare(t).belief
+    gaps = ~t.x_mask[:, 1]
+    error = (law.mean[:, 1] - truth)[gaps]
+    assert error.square().mean() < 0.3 * truth[gaps].square().mean()
+    assert 0.8 < (error.square() / law.var[gaps, 1]).mean() < 1.25
+
+
+def tied(values, rate=1.0):
+    """Three visits of one patient at the same time; the middle one lacks its level."""
+    space = CovariateSpace(("t", "v"), (0, 2), (False, False))
+    x = torch.tensor([[0.0, values[0]], [0.0, 0.0], [0.0, values[1]]], dtype=torch.float64)
+    mask = torch.tensor([[True, True], [True, False], [True, True]])
+    return prior_of(space, [math.inf, rate]), table(x, mask, torch.zeros(3, dtype=torch.long))
+
+
+def test_tied_visits_that_agree_settle_the_level():
+    prior, t = tied([1.0, 1.0])
+    assert prior.prepare(t).belief.log_prob[1, 1].exp()[1] > 0.999
+
+
+def test_bug_tied_visits_that_disagree_give_nan():
+    """Memory is 1 on both sides, no level is possible, and 0/0 makes the law NaN; so too where the entry is observed,
+    and the posterior's network sees what the prior says of every entry."""
+    prior, t = tied([0.0, 1.0])
+    assert torch.isfinite(prior.prepare(t).belief.log_prob[1, 1]).all()
+
+
+def test_bug_a_number_without_neighbours_loses_the_mixtures_wide_law():
+    """A visit in the wide and rare group, alone: the prior should be the mixture's law of that group. The clamp at the
+    stationary precision narrows it, and scales the shift of the mean down by the same factor."""
+    space = CovariateSpace(("c", "v"), (2, 0), (False, False))
+    g = torch.Generator().manual_seed(0)
+    c = (torch.rand(600, generator=g) < 0.1).double()
+    v = torch.where(c == 1, 2.0 + 3.0 * torch.randn(600, generator=g).double(), 0.3 * torch.randn(600, generator=g))
+    full = table(torch.stack([c, v], 1), torch.ones(600, 2, dtype=torch.bool), torch.arange(600) // 2)
+    prior = LongitudinalPrior.learn(space, full, None, seed=0, components=2)
+    alone = table(torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[True, False]]), torch.zeros(1, dtype=torch.long))
+    law, mixture = prior.prepare(alone).belief, prior.across.prepare(alone).belief
+    assert mixture.var[0, 1] > 2.0 * prior.marginal.var[1]
+    assert_close(law.var[0, 1], mixture.var[0, 1], rtol=1e-8, atol=0)
+    assert_close(law.mean[0, 1], mixture.mean[0, 1], rtol=1e-8, atol=0)

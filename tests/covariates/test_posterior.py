@@ -1,0 +1,161 @@
+"""The amortised posterior sees what is observed and nothing else, and starts where it says."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from lacova.batches import Batch
+from lacova.covariates.belief import kl
+from lacova.covariates.law import RowPrior
+from lacova.covariates.posterior import AmortisedPosterior
+from lacova.covariates.prior import FactorisedPrior
+from lacova.table import Table
+from tests.covariates import cases
+
+SPACE = cases.SPACE
+STARTS = pytest.mark.parametrize("start", ["given", "marginal"])
+
+
+def batch(visits=(2, 3, 1, 4), seed=0):
+    """Rows with gaps in x and y; what is given of static columns is shared by a patient's rows."""
+    b = cases.batch(visits, seed=seed)
+    y_mask = torch.rand(b.y.shape, generator=torch.Generator().manual_seed(seed)) > 0.4
+    y_mask[0] = False
+    return replace(b, y_mask=y_mask, given=RowPrior(cases.belief(b), b.x.new_zeros(len(b))))
+
+
+def marginal():
+    many = cases.batch((3,) * 30, 0.3, seed=9)
+    return FactorisedPrior.learn(SPACE, Table(many.y, many.y_mask, many.x, many.x_mask, many.patient, ()))
+
+
+def posterior(measurements=2, start="marginal", silent=False):
+    torch.manual_seed(0)
+    q = AmortisedPosterior(SPACE, measurements, marginal(), start, hidden=(16, 8)).double()
+    if silent:
+        q.network[-1].weight.data.zero_()
+        q.network[-1].bias.data.zero_()
+    return q
+
+
+def parts(law):
+    return law.mean, law.var, law.log_prob
+
+
+def assert_equal(one, other):
+    for first, second in zip(parts(one), parts(other), strict=True):
+        assert_close(first, second, rtol=1e-10, atol=1e-12)
+
+
+def differs(one, other):
+    return max((a.exp() - b.exp()).abs().max().item() for a, b in zip(parts(one), parts(other), strict=True)) > 1e-6
+
+
+@STARTS
+def test_values_at_gaps_are_not_seen(start):
+    b, q = batch(), posterior(start=start)
+    g = torch.Generator().manual_seed(1)
+    junk_x, junk_y = torch.randint(3, b.x.shape, generator=g).double(), torch.randn(b.y.shape, generator=g).double()
+    hidden = replace(b, x=torch.where(b.x_mask, b.x, junk_x), y=torch.where(b.y_mask, b.y, junk_y))
+    assert_equal(q(hidden), q(b))
+    for shown in (
+        replace(b, x=junk_x),
+        replace(b, y=junk_y),
+        replace(b, y_mask=~b.y_mask),
+        replace(b, x_mask=~b.x_mask),
+    ):
+        assert differs(q(shown), q(b))
+
+
+def test_measurements_are_seen_only_where_asked_for():
+    b = batch()
+    blind, other = posterior(measurements=0), replace(b, y=b.y + 1.0)
+    assert not blind.sees_y
+    assert_equal(blind(other), blind(b))
+    assert posterior().sees_y
+    assert differs(posterior()(other), posterior()(b))
+
+
+def test_what_the_prior_says_is_seen():
+    b, q = batch(), posterior(silent=False)
+    for name in ("mean", "var"):
+        prior = b.given.belief
+        changed = replace(prior, **{name: getattr(prior, name) + 0.5})
+        assert differs(q(replace(b, given=replace(b.given, belief=changed))), q(b))
+
+
+def test_static_columns_are_one_law_per_patient():
+    b = batch()
+    law = posterior()(b)
+    for part in parts(law):
+        for c in (3, 4):
+            assert_close(part[:, c], part[b.owner, c], rtol=1e-12, atol=0)
+        for c in (0, 1):
+            assert (part[:, c] - part[b.owner, c]).abs().nan_to_num().max() > 1e-4
+
+
+def test_static_laws_are_the_average_over_visits_with_measurements():
+    """Each visit by itself, as a patient of its own, gives what is averaged; visits without any y hardly count."""
+    b, q = batch(), posterior(start="given")
+    y_mask = torch.ones_like(b.y_mask)
+    y_mask[[0, 3, 4]] = False
+    b = replace(b, y_mask=y_mask)
+    alone = q(replace(b, patient=torch.arange(len(b))))
+    law = q(b)
+    for p in range(b.patients):
+        own = b.patient == p
+        seen = own & y_mask.any(1)
+        seen = seen if seen.any() else own
+        shift = (alone.mean - b.given.belief.mean)[seen, 4].mean(0)
+        assert_close(law.mean[own, 4], b.given.belief.mean[own, 4] + shift, rtol=0, atol=1e-5)
+
+
+def test_rows_and_patients_may_come_in_any_order():
+    b, q = batch(visits=(2, 3, 1, 4)), posterior()
+    law = q(b)
+    order = torch.tensor([9, 7, 6, 8, 4, 2, 3, 5, 1, 0])  # patients 3, 1, 2, 0 with their visits shuffled
+    patient = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 3, 3])
+    shuffled = Batch(b.y[order], b.y_mask[order], b.x[order], b.x_mask[order], patient, given=b.given.take(order))
+    assert_equal(q(shuffled), law.take(order))
+    assert_equal(q(b.take(b.patient == 1)), law.take(b.patient == 1))
+
+
+@STARTS
+def test_a_silent_network_starts_at_the_prior(start):
+    b, q = batch(), posterior(start=start, silent=True)
+    law, prior = q(b), b.given.belief
+    assert_close(law.log_prob[:, SPACE.categorical], prior.log_prob[:, SPACE.categorical], rtol=1e-10, atol=1e-12)
+    mean, var = (prior.mean, prior.var) if start == "given" else (v.expand(len(b), -1) for v in parts(marginal())[:2])
+    c = SPACE.continuous
+    assert_close(law.mean[:, c], mean[:, c], rtol=1e-10, atol=1e-12)
+    assert_close(law.var[:, c], var[:, c], rtol=1e-10, atol=0)
+
+
+def test_an_untrained_network_starts_near_the_prior():
+    b = batch()
+    law, prior = posterior()(b), b.given.belief
+    shift = (law.log_prob.exp() - prior.log_prob.exp())[:, SPACE.categorical].abs()
+    assert 1e-6 < shift.max() < 0.25
+
+
+@STARTS
+def test_levels_beyond_a_columns_own_are_impossible_and_gradients_finite(start):
+    b, q = batch(), posterior(start=start)
+    law = q(b)
+    for c in SPACE.categorical:
+        assert (law.log_prob[:, c, SPACE.levels[c] :] == -torch.inf).all()
+        assert_close(law.log_prob[:, c].exp().sum(-1), torch.ones(len(b)).double(), rtol=1e-10, atol=0)
+    kl(law, cases.belief(b, seed=5), b, SPACE).backward()
+    for parameter in q.parameters():
+        assert torch.isfinite(parameter.grad).all()
+    assert all((layer.weight.grad != 0).any() for layer in q.network if hasattr(layer, "weight"))
+
+
+def test_variances_stay_within_e8_of_their_start():
+    b, q = batch(), posterior()
+    for sign in (-1.0, 1.0):
+        q.network[-1].bias.data.fill_(sign * 1e4)
+        ratio = (q(b).var / marginal().var).log()[:, SPACE.continuous]
+        assert_close(ratio, torch.full_like(ratio, sign * 8.0), rtol=1e-6, atol=0)

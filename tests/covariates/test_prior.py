@@ -1,0 +1,310 @@
+"""Priors of the covariates: what they learn, and a KL that is the exact one on average."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.distributions import Categorical, Normal, kl_divergence
+from torch.testing import assert_close
+
+from lacova.batches import Batch
+from lacova.covariates import belief as beliefs
+from lacova.covariates.expectation import complete
+from lacova.covariates.law import Belief
+from lacova.covariates.mixture import Mixture
+from lacova.covariates.prior import MIN_VARIANCE, FactorisedPrior, JointPrior
+from lacova.covariates.space import CovariateSpace
+from lacova.table import Table
+from tests.covariates import cases
+from tests.covariates.test_mixture import CATEGORIES, MIXED, rows, toy
+
+NODES, WEIGHTS = (torch.tensor(v) for v in np.polynomial.hermite_e.hermegauss(120))
+WEIGHTS = WEIGHTS / WEIGHTS.sum()
+
+
+def noise(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def table(x, mask, patient=None):
+    y = torch.zeros(len(x), 1, dtype=x.dtype)
+    return Table(y, y.bool(), torch.where(mask, x, 0.0), mask, patient, ())
+
+
+def as_table(b):
+    return Table(b.y, b.y_mask, b.x, b.x_mask, b.patient, ())
+
+
+def joint_batch(space, gaps, mixture=None):
+    """Rows with the given gaps, each a patient of its own, prepared by a joint prior."""
+    gaps = torch.as_tensor(gaps)
+    x = rows(space, n=len(gaps) + 1, seed=3)[0][:-1]
+    prior = JointPrior(mixture or toy(space))
+    t = table(x, ~gaps)
+    return prior, Batch(t.y, t.y_mask, t.x, t.x_mask, torch.arange(len(x)), given=prior.prepare(t))
+
+
+def sampled_kl(prior, q, b, samples=1, seed=0):
+    s = complete(q, b, prior.space, couple=False, samples=samples, generator=noise(seed))
+    return prior.kl(q, s, b)
+
+
+def exact_kl(prior, q, b):
+    """Σ over rows of E_q[log q(x_u) − log p(x_u | x_o)]: a sum over levels, quadrature over at most one number.
+
+    p(x_u | x_o) = p(x) / p(x_o), with p(x_o) the integral of p(x) over x_u on a fine grid.
+    """
+    space, total = prior.space, 0.0
+    axis = torch.arange(-30.0, 30.0, 0.1, dtype=torch.float64)
+    for i in range(len(b)):
+        missing = (~b.x_mask[i]).nonzero()[:, 0].tolist()
+        if not missing:
+            continue
+        levels = [c for c in missing if space.levels[c]]
+        number = next((c for c in missing if not space.levels[c]), None)
+        evidence = 0.0
+        for codes in itertools.product(*(range(space.levels[c]) for c in levels)):
+            x, log_q = b.x[i].clone(), torch.zeros((), dtype=torch.float64)
+            for c, code in zip(levels, codes, strict=True):
+                x[c] = code
+                log_q = log_q + q.log_prob[i, c, code]
+            share = log_q.exp()
+            if number is None:
+                log_p = prior.mixture.log_density(x)
+                total = total + share * (log_q - log_p)
+                evidence = evidence + log_p.exp()
+                continue
+            law = Normal(q.mean[i, number], q.var[i, number].sqrt())
+            points = law.mean + law.stddev * NODES
+            at = torch.where(torch.arange(len(x)) == number, points[:, None], x)
+            total = total + share * (WEIGHTS * (log_q + law.log_prob(points) - prior.mixture.log_density(at))).sum()
+            on_grid = torch.where(torch.arange(len(x)) == number, axis[:, None], x)
+            evidence = evidence + prior.mixture.log_density(on_grid).exp().sum() * 0.1
+        total = total + torch.log(evidence)
+    return total
+
+
+def test_factorised_prior_learns_observed_moments_and_frequencies():
+    b = cases.batch(visits=(3, 1, 2, 4, 2), missing=0.4, seed=5)
+    t = as_table(b)
+    prior = FactorisedPrior.learn(cases.SPACE, t)
+    for c, (levels, static) in enumerate(zip(cases.SPACE.levels, cases.SPACE.static, strict=True)):
+        seen = [i for i in range(len(b)) if b.x_mask[i, c] and not (static and i != b.owner[i])]
+        assert len(seen) > 1
+        values = b.x[seen, c]
+        if levels:
+            share = torch.stack([(values == v).double().mean() for v in range(levels)])
+            assert_close(prior.log_prob[c, :levels].exp(), share, rtol=1e-8, atol=1e-14)
+            assert (prior.log_prob[c, levels:] == -torch.inf).all()
+        else:
+            assert_close(prior.mean[c], values.mean(), rtol=1e-8, atol=1e-14)
+            assert_close(prior.var[c], values.var(correction=0), rtol=1e-8, atol=0)
+
+
+def test_every_row_counts_where_nothing_is_static_or_there_is_no_patient():
+    space = CovariateSpace(("a",), (0,), (True,))
+    x, mask = torch.tensor([[0.0], [0.0], [0.0], [4.0]], dtype=torch.float64), torch.ones(4, 1, dtype=torch.bool)
+    patient = torch.tensor([0, 0, 0, 1])
+    assert FactorisedPrior.learn(space, table(x, mask)).mean == 1.0
+    assert FactorisedPrior.learn(space, table(x, mask, patient)).mean == 2.0
+    assert FactorisedPrior.learn(replace(space, static=(False,)), table(x, mask, patient)).mean == 1.0
+    assert FactorisedPrior.learn(space, table(x * 0.0, mask)).var == MIN_VARIANCE
+
+
+def test_factorised_prior_says_the_same_of_every_row():
+    b = cases.batch(missing=0.5)
+    prior = FactorisedPrior.learn(cases.SPACE, as_table(cases.batch((20,) * 3, 0.3, seed=2)))
+    given = prior.prepare(as_table(b))
+    b = replace(b, given=given)
+    for i in range(len(b)):
+        assert torch.equal(given.belief.mean[i], prior.mean)
+        assert torch.equal(given.belief.var[i], prior.var)
+        assert torch.equal(given.belief.log_prob[i], prior.log_prob)
+    assert (given.log_marginal == 0).all()
+
+    q = cases.belief(b)
+    scenarios = complete(q, b, cases.SPACE, couple=False, samples=1, generator=noise())
+    assert_close(prior.kl(q, scenarios, b), beliefs.kl(q, given.belief, b, cases.SPACE), rtol=1e-12, atol=0)
+    x = prior.draw(b, 5_000, noise())
+    assert torch.equal(x[:, b.x_mask], b.x[b.x_mask].expand(5_000, -1))
+    density = prior.log_density(x, b)
+    for i in range(len(b)):
+        want = torch.zeros(5_000, dtype=torch.float64)
+        for c in (~b.x_mask[i]).nonzero()[:, 0].tolist():
+            if cases.SPACE.levels[c]:
+                law = Categorical(logits=prior.log_prob[c])
+                share = (x[:, i, c, None] == torch.arange(3)).double().mean(0)
+                assert_close(share, law.probs, rtol=0, atol=0.03)
+            else:
+                law = Normal(prior.mean[c], prior.var[c].sqrt())
+                assert (x[:, i, c].mean() - law.mean).abs() < 5 * law.stddev / math.sqrt(5_000)
+                assert_close(x[:, i, c].var(), law.variance, rtol=0.1, atol=0)
+            want += law.log_prob(x[:, i, c])
+        assert_close(density[:, i], want, rtol=1e-8, atol=1e-10)
+
+
+def test_a_batch_that_was_not_prepared_is_refused():
+    b = cases.batch()
+    with pytest.raises(ValueError, match="has not been prepared"):
+        FactorisedPrior.learn(cases.SPACE, as_table(b)).draw(b, 1, noise())
+
+
+@pytest.mark.parametrize("space", [MIXED, CATEGORIES], ids=["mixed", "categories"])
+def test_joint_kl_over_missing_categories_is_exact(space):
+    gaps = torch.zeros(6, len(space.names), dtype=torch.bool)
+    gaps[1, space.categorical[0]] = gaps[2, space.categorical[1]] = True
+    gaps[3:, space.categorical] = True
+    prior, b = joint_batch(space, gaps)
+    q = cases.belief(b, space)
+    assert_close(sampled_kl(prior, q, b), exact_kl(prior, q, b), rtol=1e-8, atol=0)
+
+
+@pytest.mark.parametrize(
+    "gaps",
+    [[True, False, False, False, False], [False, True, False, False, True], [False, True, True, True, False]],
+    ids=["number", "number and category", "number and two categories"],
+)
+def test_joint_kl_and_its_gradient_are_unbiased(gaps):
+    prior, b = joint_batch(MIXED, [gaps])
+    start = cases.belief(b, MIXED)
+    mean, log_var = start.mean.clone().requires_grad_(), start.var.log().requires_grad_()
+    logits = torch.where(start.log_prob.isneginf(), 0.0, start.log_prob).requires_grad_()
+    padded = torch.where(start.log_prob.isneginf(), -torch.inf, logits)
+    q = Belief(mean, log_var.exp(), padded.log_softmax(-1))
+    exact, average = exact_kl(prior, q, b), sampled_kl(prior, q, b, samples=100_000)
+    assert exact > 0
+    assert_close(average, exact, rtol=0, atol=0.03)
+    leaves = [mean, log_var, logits] if any(gaps[c] for c in MIXED.categorical) else [mean, log_var]
+    for leaf in leaves:
+        want = torch.autograd.grad(exact, leaf, retain_graph=True)[0]
+        assert want.abs().max() > 0.1
+        assert_close(torch.autograd.grad(average, leaf, retain_graph=True)[0], want, rtol=0, atol=0.05)
+
+
+def test_few_samples_give_the_exact_kl_on_average():
+    """A single sample is noisy; its mean over many is not. Each single row repeated counts as another sample."""
+    prior, b = joint_batch(MIXED, [[True, True, False, False, False]] * 4_000)
+    one = torch.zeros(4_000, dtype=torch.long)
+    b = replace(b, x=b.x[one], x_mask=b.x_mask[one], given=b.given.take(one))
+    q = cases.belief(b, MIXED).take(one)
+    exact = exact_kl(prior, q.take(one[:1]), b.take(torch.arange(4_000) < 1))
+    assert_close(sampled_kl(prior, q, b) / 4_000, exact, rtol=0, atol=0.1)
+
+
+def test_complete_rows_add_nothing_to_the_joint_kl():
+    gaps = torch.zeros(5, 5, dtype=torch.bool)
+    prior, b = joint_batch(MIXED, gaps)
+    assert sampled_kl(prior, cases.belief(b, MIXED), b) == 0.0
+    gaps[2:, 1] = True
+    prior, b = joint_batch(MIXED, gaps)
+    q, some = cases.belief(b, MIXED), ~b.x_mask.all(1)
+    assert_close(sampled_kl(prior, q, b), sampled_kl(prior, q.take(some), b.take(some)), rtol=1e-8, atol=0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_joint_kl_is_zero_for_the_posterior_itself_and_positive_otherwise(seed):
+    prior, b = joint_batch(MIXED, [[False, True, False, False, False], [False, False, False, True, False]])
+    assert abs(sampled_kl(prior, b.given.belief, b)) < 1e-12
+    assert sampled_kl(prior, cases.belief(b, MIXED, seed=seed), b) > 0
+    prior, b = joint_batch(MIXED, ~rows(MIXED, n=20, seed=seed)[1])
+    assert sampled_kl(prior, cases.belief(b, MIXED, seed=seed), b, samples=2_000) > 0
+    assert sampled_kl(prior, b.given.belief, b, samples=2_000) > -0.2
+
+
+def test_joint_kl_of_independent_columns_is_the_analytic_one(monkeypatch):
+    """Two opposite samples integrate the squares of independent normals exactly."""
+    one = toy(MIXED, components=1)
+    diagonal = Mixture(MIXED, one.log_weight, one.mean, torch.diag_embed(one.covariance.diagonal(dim1=1, dim2=2)),
+                       one.log_level)  # fmt: skip
+    prior, b = joint_batch(MIXED, ~rows(MIXED, n=8, seed=1)[1], diagonal)
+    q = cases.belief(b, MIXED)
+    ends = torch.tensor([1.0, -1.0]).double()[:, None, None]
+    monkeypatch.setattr(torch, "randn", lambda samples, *shape, **_: ends.expand(samples, *shape))
+    average = sampled_kl(prior, q, b, samples=2)
+    want = 0.0
+    for i, c in (~b.x_mask).nonzero().tolist():
+        if MIXED.levels[c]:
+            p = Categorical(logits=one.log_level[0, MIXED.categorical.index(c), : MIXED.levels[c]])
+            want += kl_divergence(Categorical(logits=q.log_prob[i, c, : MIXED.levels[c]]), p)
+        else:
+            k = MIXED.continuous.index(c)
+            p = Normal(one.mean[0, k], one.covariance[0, k, k].sqrt())
+            want += kl_divergence(Normal(q.mean[i, c], q.var[i, c].sqrt()), p)
+    assert_close(average, want, rtol=1e-8, atol=0)
+    assert_close(average, beliefs.kl(q, b.given.belief, b, MIXED), rtol=1e-8, atol=0)
+
+
+def test_gradient_of_the_joint_kl_reaches_gaps_only():
+    prior, b = joint_batch(MIXED, ~rows(MIXED, n=10, seed=2)[1])
+    start = cases.belief(b, MIXED)
+    mean, var = start.mean.clone().requires_grad_(), start.var.clone().requires_grad_()
+    logits = torch.where(start.log_prob.isneginf(), 0.0, start.log_prob).requires_grad_()
+    padded = torch.where(start.log_prob.isneginf(), -torch.inf, logits)
+    sampled_kl(prior, Belief(mean, var, padded.log_softmax(-1)), b).backward()
+    number = torch.tensor([n == 0 for n in MIXED.levels])
+    for gradient in (mean.grad, var.grad):
+        assert torch.isfinite(gradient).all()
+        assert torch.equal(gradient != 0, ~b.x_mask & number)
+    assert torch.isfinite(logits.grad).all()
+    assert torch.equal((logits.grad != 0).any(-1), ~b.x_mask & ~number)
+
+
+def test_joint_log_density_is_normalised_and_has_the_ratios_of_the_joint():
+    gaps = [[False] * 5, [True, True, False, False, True], [False, True, False, True, False], [True] * 5]
+    prior, b = joint_batch(MIXED, gaps)
+    x = prior.draw(b, 6, noise())
+    log_p, joint = prior.log_density(x, b), prior.mixture.log_density(x)
+    assert (log_p[:, 0] == 0).all()
+    assert_close(log_p[1:, 1:] - log_p[:1, 1:], joint[1:, 1:] - joint[:1, 1:], rtol=1e-8, atol=1e-10)
+    every = b.x.expand(6, -1, -1).clone()
+    every[:, 2, 1], every[:, 2, 3] = torch.arange(6) // 2, torch.arange(6) % 2
+    assert_close(prior.log_density(every, b)[:, 2].logsumexp(0), torch.zeros(()).double(), rtol=0, atol=1e-10)
+    level, a, d = torch.meshgrid(torch.arange(3.0), *[torch.arange(-27.0, 27.0, 0.2)] * 2, indexing="ij")
+    grid = b.x.expand(a.numel(), -1, -1).clone()
+    grid[:, 1, 0], grid[:, 1, 1], grid[:, 1, 4] = a.flatten(), level.flatten(), d.flatten()
+    assert_close(prior.log_density(grid, b)[:, 1].exp().sum() * 0.04, torch.ones(()).double(), rtol=1e-6, atol=0)
+
+
+def test_joint_draws_have_the_prepared_law_and_keep_observed_entries():
+    prior, b = joint_batch(MIXED, ~rows(MIXED, n=5, seed=4)[1])
+    draws = 50_000
+    x = prior.draw(b, draws, noise())
+    assert torch.equal(x[:, b.x_mask], b.x[b.x_mask].expand(draws, -1))
+    law = b.given.belief
+    for i, c in (~b.x_mask).nonzero().tolist():
+        if MIXED.levels[c]:
+            share = (x[:, i, c, None] == torch.arange(3)).double().mean(0)
+            assert_close(share, law.log_prob[i, c].exp(), rtol=0, atol=0.012)
+        else:
+            assert (x[:, i, c].mean() - law.mean[i, c]).abs() < 5 * (law.var[i, c] / draws).sqrt()
+            assert_close(x[:, i, c].var(), law.var[i, c], rtol=0.05, atol=0)
+
+
+def test_joint_prior_is_prepared_in_pieces_in_the_tables_precision(monkeypatch):
+    prior, b = joint_batch(MIXED, ~rows(MIXED, n=30)[1])
+    monkeypatch.setattr(Mixture, "chunk", lambda self: 7)
+    pieces = prior.prepare(as_table(b))
+    for name in ("mean", "var", "log_prob"):
+        assert_close(getattr(pieces.belief, name), getattr(b.given.belief, name), rtol=1e-8, atol=1e-10)
+    assert_close(pieces.log_marginal, b.given.log_marginal, rtol=1e-8, atol=1e-10)
+    single = prior.prepare(replace(as_table(b), x=b.x.float()))
+    assert single.belief.mean.dtype == single.belief.log_prob.dtype == single.log_marginal.dtype == torch.float32
+    batch = replace(b, x=b.x.float(), given=single)
+    assert sampled_kl(prior, cases.belief(b, MIXED).to(torch.float32), batch).dtype == torch.float32
+    assert prior.draw(batch, 2, noise()).dtype == torch.float32
+
+
+def test_joint_prior_learns_dependence_between_columns():
+    x, mask = rows(MIXED, n=400, missing=0.3, seed=6)
+    full = torch.randn(400, generator=noise()).double()
+    x[:, 0], x[:, 2], x[:, 3] = full, -full, (full > 0).double()
+    t = table(x, mask)
+    prior = JointPrior.learn(MIXED, t, seed=0)
+    law = prior.prepare(t).belief
+    only_b = ~mask[:, 0] & mask[:, 2]
+    assert (law.mean[only_b, 0] - full[only_b]).abs().mean() < 0.3
+    level = ~mask[:, 3] & mask[:, 0]
+    assert ((law.log_prob[level, 3].argmax(-1) == x[level, 3]).double().mean()) > 0.85

@@ -122,7 +122,7 @@ def test_iterative_follows_the_dependence_between_columns():
     assert error["knn"] < 0.5 * error["mean"]
 
 
-def test_bug_iterative_fills_every_category_by_its_mode():
+def test_iterative_looks_beyond_the_mode():
     """The levels of a column sum to one, so each is predicted from the others' start values and never leaves its own:
     with the first level left out of the features, 82% of these are right, against 46% for the mode."""
     train, new = frame(200), frame(100, 0.0, seed=6)
@@ -140,7 +140,7 @@ def test_oracle_refuses_gaps_and_says_where():
 
 
 @pytest.mark.parametrize("kind", RULES)
-def test_bug_static_columns_stay_constant_within_a_patient(kind):
+def test_static_columns_stay_constant_within_a_patient(kind):
     """ "knn" and "iterative" fill row by row: one patient then has several ages and sexes, which encode refuses."""
     schema = Schema(["y"], dict(SCHEMA.covariates), instance="id", time="day", static=["age", "sex"])
     data = frame(60).assign(id=np.arange(60) // 3, day=np.arange(60) % 3)

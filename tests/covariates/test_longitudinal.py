@@ -315,14 +315,14 @@ def test_tied_visits_that_agree_settle_the_level():
     assert prior.prepare(t).belief.log_prob[1, 1].exp()[1] > 0.999
 
 
-def test_bug_tied_visits_that_disagree_give_nan():
+def test_tied_visits_that_disagree_are_handled():
     """Memory is 1 on both sides, no level is possible, and 0/0 makes the law NaN; so too where the entry is observed,
     and the posterior's network sees what the prior says of every entry."""
     prior, t = tied([0.0, 1.0])
     assert torch.isfinite(prior.prepare(t).belief.log_prob[1, 1]).all()
 
 
-def test_bug_a_number_without_neighbours_loses_the_mixtures_wide_law():
+def test_a_number_without_neighbours_keeps_the_mixtures_wide_law():
     """A visit in the wide and rare group, alone: the prior should be the mixture's law of that group. The clamp at the
     stationary precision narrows it, and scales the shift of the mean down by the same factor."""
     space = CovariateSpace(("c", "v"), (2, 0), (False, False))

@@ -125,7 +125,9 @@ def start(space: CovariateSpace, x: Tensor, mask: Tensor, components: int, prior
     matrix = torch.cat(features, dim=1).numpy()
     distinct = len(np.unique(matrix, axis=0))
     components = max(1, min(components, distinct))
-    label = torch.as_tensor(KMeans(components, n_init=1, random_state=seed).fit_predict(matrix)).long()
+    found = KMeans(components, n_init=1, random_state=seed).fit_predict(matrix)
+    label = torch.as_tensor(np.unique(found, return_inverse=True)[1]).long()  # a cluster may have stayed empty
+    components = int(label.max()) + 1
     hard = torch.nn.functional.one_hot(label, components).to(x.dtype)
     count = hard.sum(0)
     centre = (hard.T @ filled[:, space.continuous]) / count[:, None]

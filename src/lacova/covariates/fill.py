@@ -31,7 +31,12 @@ class Fill:
         self._imputer: Any = None
         if kind in ("knn", "iterative"):
             self._imputer = _imputer(kind)
-            self._imputer.fit(_spread(codec.space, table))
+            self._imputer.fit(_spread(codec.space, table, self._skip))
+
+    @property
+    def _skip(self) -> int:
+        """Levels left out of the features: all of them sum to one, which a regression would find out and stop at."""
+        return 1 if self.kind == "iterative" else 0
 
     def __call__(self, table: Table) -> Table:
         """The table with complete covariates."""
@@ -54,7 +59,8 @@ class Fill:
             x = torch.as_tensor(-self.codec.x_shift / self.codec.x_scale)
             x[space.categorical] = 0.0
             return x
-        return _gather(space, torch.as_tensor(np.asarray(self._imputer.transform(_spread(space, table)))))
+        values = torch.as_tensor(np.asarray(self._imputer.transform(_spread(space, table, self._skip))))
+        return _one_per_patient(_gather(space, values, self._skip), table, space)
 
 
 def _imputer(kind: str) -> Any:
@@ -68,22 +74,39 @@ def _imputer(kind: str) -> Any:
     return IterativeImputer(random_state=0, max_iter=20, tol=1e-2)
 
 
-def _spread(space: CovariateSpace, table: Table) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Numbers and one-hot levels, NaN at gaps."""
+def _spread(space: CovariateSpace, table: Table, skip: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Numbers and one-hot levels but for the first `skip`, NaN at gaps."""
     x, mask = table.x.double(), table.x_mask
     parts = [torch.where(mask[:, q], x[:, q], torch.nan)[:, None] for q in space.continuous]
     for q in space.categorical:
-        hot = (x[:, q, None] == torch.arange(space.levels[q])).double()
+        hot = (x[:, q, None] == torch.arange(min(skip, space.levels[q] - 1), space.levels[q])).double()
         parts.append(torch.where(mask[:, q, None], hot, torch.nan))
     return np.asarray(torch.cat(parts, dim=1).numpy())
 
 
-def _gather(space: CovariateSpace, values: Tensor) -> Tensor:
-    """Back from numbers and one-hot levels: the level with the largest value."""
+def _gather(space: CovariateSpace, values: Tensor, skip: int) -> Tensor:
+    """Back from numbers and one-hot levels: the level with the largest value, the first having what is left to 1."""
     x = values.new_zeros(len(values), len(space.names))
     x[:, space.continuous] = values[:, : len(space.continuous)]
     start = len(space.continuous)
     for q in space.categorical:
-        x[:, q] = values[:, start : start + space.levels[q]].argmax(1).to(x.dtype)
-        start += space.levels[q]
+        left_out = min(skip, space.levels[q] - 1)
+        shown = values[:, start : start + space.levels[q] - left_out]
+        share = torch.cat([1.0 - shown.sum(1, keepdim=True), shown], 1) if left_out else shown
+        x[:, q] = share.argmax(1).to(x.dtype)
+        start += shown.shape[1]
+    return x
+
+
+def _one_per_patient(x: Tensor, table: Table, space: CovariateSpace) -> Tensor:
+    """Visit-constant columns take the mean, or the most frequent level, of what a patient's visits were given."""
+    if table.patient is None or not any(space.static):
+        return x
+    visits = torch.bincount(table.patient)
+    for q in (q for q, fixed in enumerate(space.static) if fixed):
+        levels = max(space.levels[q], 1)
+        hot = torch.nn.functional.one_hot(x[:, q].long(), levels).to(x.dtype) if space.levels[q] else x[:, q, None]
+        total = x.new_zeros(len(visits), levels).index_add(0, table.patient, hot)
+        pooled = total.argmax(1).to(x.dtype) if space.levels[q] else total[:, 0] / visits
+        x[:, q] = pooled[table.patient]
     return x

@@ -77,7 +77,7 @@ class LongitudinalPrior(CovariatePrior):
             else:
                 centre, scale = marginal.mean[:, q], marginal.var[:, q]
                 along_mean, along_var = _bridge_normal(values - centre[:, None], memory, scale)
-                precision = (1.0 / across.var[:, q] + 1.0 / along_var - 1.0 / scale).clamp_min(1.0 / scale)
+                precision = 1.0 / across.var[:, q] + 1.0 / along_var - 1.0 / scale  # positive: along_var ≤ scale
                 shift = (across.mean[:, q] - centre) / across.var[:, q] + along_mean / along_var
                 mean[:, q], var[:, q] = centre + shift / precision, 1.0 / precision
         belief = Belief(mean, var, log_prob).to(table.x.dtype).to(device)
@@ -128,7 +128,7 @@ def _bridge_levels(values: Tensor, memory: Tensor, stationary: Tensor) -> Tensor
     level = torch.arange(stationary.shape[1])
     law = torch.ones_like(stationary)
     for side in range(2):
-        rho = memory[:, side, None]
+        rho = memory[:, side, None].clamp_max(1.0 - 1e-9)  # two visits at one time may disagree
         hit = (values[:, side, None] == level).double()
         if side == 0:
             law = law * (rho * hit + (1.0 - rho) * stationary)

@@ -427,7 +427,7 @@ def main() -> None:
     parser.add_argument("--missing", type=float, nargs="+", default=[0.2, 0.4])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=60)
-    parser.add_argument("--cap", type=int, default=8, help="joint: largest table of missing categories summed exactly")
+    parser.add_argument("--cap", type=int, default=1, help="joint: largest table of missing categories summed exactly")
     parser.add_argument("--results", type=Path)
     options = parser.parse_args()
     if options.results is not None:

@@ -126,23 +126,39 @@ def run(options: argparse.Namespace) -> None:
                 )
 
 
+COLUMNS = ("mean", "knn", "iterative", "paper", "joint", "limit", "oracle")
+
+
 def summary() -> pd.DataFrame:
-    """One row per data set, model and missing level: NLL by method, and the gap closed with its standard error."""
+    """One row per data set, model and missing level: NLL by method, and the gap closed with its standard error.
+
+    A method's figures are over the seeds for which mean, limit and the method itself are there.
+    """
     found = pd.DataFrame([json.loads(line) for line in RESULTS.read_text().splitlines()])
     rows = []
     for key, cell in found.groupby(["dataset", "model", "missing"]):
         nll = cell.pivot_table(index="seed", columns="covariates", values="nll")
-        row = dict(zip(("dataset", "model", "missing"), key, strict=True)) | nll.mean().round(0).to_dict()
-        for method in ("paper", "joint"):
-            if {"mean", "limit", method} <= set(nll.columns):
-                closed = (nll["mean"] - nll[method]) / (nll["mean"] - nll["limit"])
-                row[f"{method} closes"] = (
-                    f"{closed.mean():.0%} ± {closed.sem():.0%}" if len(closed) > 1 else f"{closed.mean():.0%}"
-                )
+        row = dict(zip(("set", "model", "missing"), key, strict=True)) | {"missing": f"{key[2]:.0%}"}
+        row |= {name: f"{nll[name].mean():.0f}" if name in nll else "" for name in COLUMNS}
+        closed = {
+            m: ((nll["mean"] - nll[m]) / (nll["mean"] - nll["limit"])).dropna() for m in ("paper", "joint") if m in nll
+        }
+        row |= {f"{method} closes": _share(values) for method, values in closed.items()}
         joint = cell[cell.covariates == "joint"]
-        row |= {"coverage90": round(joint.coverage90.mean(), 3), "covariate mse": round(joint.covariate_mse.mean(), 3)}
-        rows.append(row)
+        row |= {"seeds": len(closed["joint"]), "coverage of 90%": f"{joint.coverage90.mean():.1%}"}
+        rows.append(row | {"error in X": f"{joint.covariate_mse.mean():.2f}"})
     return pd.DataFrame(rows)
+
+
+def _share(values: pd.Series) -> str:
+    if not len(values):
+        return ""
+    return f"{values.mean():.0%}" + (f" ± {100 * values.sem():.0f}" if len(values) > 1 else "")
+
+
+def markdown(table: pd.DataFrame) -> str:
+    lines = [list(table.columns), ["---"] * len(table.columns), *table.astype(str).to_numpy().tolist()]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def main() -> None:
@@ -168,7 +184,7 @@ def main() -> None:
     if options.action == "run":
         run(options)
     else:
-        print(summary().to_string(index=False))
+        print(markdown(summary()))
 
 
 if __name__ == "__main__":

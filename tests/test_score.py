@@ -38,7 +38,7 @@ def test_scores_are_what_the_draws_say(scaling):
             pairs = np.abs(mine[:, None] - mine[None, :]).sum() / (50 * 49)
             crps.append((np.abs(mine - y).mean() - 0.5 * pairs) / scale[name])
     assert got["rmse"] == pytest.approx(math.sqrt(np.mean(square)), rel=1e-4)
-    assert got["coverage90"] == pytest.approx(np.mean(inside), abs=1e-9)
+    assert got["coverage90"] == pytest.approx(np.mean(inside), abs=1e-6)  # a share in float32
     assert got["crps"] == pytest.approx(np.mean(crps), rel=1e-4)
     # The moment-matched NLL in own units: draws of the location are not public, but their moments are bounded by y's.
     floor = [0.5 * math.log(2 * math.pi * noise[name]) + math.log(scale[name]) for name in ("a", "b")]
@@ -51,7 +51,7 @@ def test_nll_is_in_the_units_of_the_measurements():
     codec, vae = model._fitted()
     with torch.no_grad():
         vae.likelihood.raw.fill_(50.0)  # noise drowns everything: the NLL is that of the noise
-    var = float(vae.likelihood.var[0])
+    var = float(vae.likelihood.var[0].detach())
     each = [0.5 * math.log(2 * math.pi * var) + math.log(s) for s in codec.y_scale]
     seen = frame[["a", "b"]].notna().sum() / len(frame)
     assert model.score(frame)["nll"] == pytest.approx(np.dot(seen, each), rel=1e-5)

@@ -15,7 +15,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 from lacova.batches import Batch, Batches
-from lacova.covariates.expectation import DEFAULT_CAP
 from lacova.objective import Terms, elbo, encode
 from lacova.priors import GPPrior
 from lacova.table import Table
@@ -41,7 +40,8 @@ class FitOptions:
             once after `latent_epochs` epochs (a third of `max_epochs`). This makes a decoder that sees x learn what x
             explains before z can take its place; `CVAE` therefore starts at 100.
         samples: draws of continuous x_u and of z per row and step.
-        cap: largest joint table of missing categories that is summed exactly.
+        cap: largest joint table of missing categories that is summed exactly; None for 64 states of a row, or 8 of a
+            patient where the prior couples its rows. What does not fit is sampled.
         seed: of every random number; the same seed gives the same model on the same CPU.
         progress: show a progress bar on stderr; None shows it in a terminal only.
     """
@@ -55,20 +55,19 @@ class FitOptions:
     latent_weight: float = 1.0
     latent_epochs: int | None = None
     samples: int = 1
-    cap: int = DEFAULT_CAP
+    cap: int | None = None
     seed: int = 0
     progress: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_epochs", "batch_size", "patience", "samples", "cap"):
-            value = getattr(self, name)
+        optional = {name: getattr(self, name) for name in ("latent_epochs", "cap") if getattr(self, name) is not None}
+        needed = {name: getattr(self, name) for name in ("max_epochs", "batch_size", "patience", "samples")}
+        for name, value in (needed | optional).items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
         for name in ("learning_rate", "fast_learning_rate", "latent_weight"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)!r}.")
-        if self.latent_epochs is not None and self.latent_epochs < 1:
-            raise ValueError(f"latent_epochs must be a whole number of at least 1, got {self.latent_epochs!r}.")
         if not 0 < self.natural_rate <= 1:
             raise ValueError(f"natural_rate must lie in (0, 1], got {self.natural_rate!r}.")
 

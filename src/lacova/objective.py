@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lacova.batches import Batch
 from lacova.covariates import belief as beliefs
-from lacova.covariates.expectation import DEFAULT_CAP, complete
+from lacova.covariates.expectation import complete
 from lacova.gp.inducing import NaturalStatistics
 from lacova.priors import Encoded
 from lacova.vae import ConditionalVAE
@@ -49,7 +49,7 @@ class Terms:
 
 
 def elbo(
-    vae: ConditionalVAE, batch: Batch, generator: torch.Generator, samples: int = 1, cap: int = DEFAULT_CAP
+    vae: ConditionalVAE, batch: Batch, generator: torch.Generator, samples: int = 1, cap: int | None = None
 ) -> Terms:
     """One unbiased estimate of the bound and of its gradient.
 
@@ -58,7 +58,7 @@ def elbo(
         batch: some rows, or whole patients.
         generator: source of all noise.
         samples: draws of continuous x_u, and of z, per row.
-        cap: largest joint table of missing categories that is summed exactly.
+        cap: largest joint table of missing categories that is summed exactly; None for the defaults.
     """
     q_x = vae.covariate_posterior(batch)
     mean, var = vae.encode(batch)
@@ -84,7 +84,7 @@ def elbo(
 
 
 @torch.no_grad()
-def encode(vae: ConditionalVAE, batch: Batch, generator: torch.Generator, samples: int, cap: int) -> Encoded:
+def encode(vae: ConditionalVAE, batch: Batch, generator: torch.Generator, samples: int, cap: int | None) -> Encoded:
     """What `LatentPrior.absorb` takes in: scenarios and q(Z) of one batch."""
     scenarios = complete(
         vae.covariate_posterior(batch), batch, vae.space,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from lacova.covariates.mixture import Mixture
@@ -125,8 +127,10 @@ def start(space: CovariateSpace, x: Tensor, mask: Tensor, components: int, prior
     matrix = torch.cat(features, dim=1).numpy()
     distinct = len(np.unique(matrix, axis=0))
     components = max(1, min(components, distinct))
-    found = KMeans(components, n_init=1, random_state=seed).fit_predict(matrix)
-    label = torch.as_tensor(np.unique(found, return_inverse=True)[1]).long()  # a cluster may have stayed empty
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer clusters than asked for: counted below
+        found = KMeans(components, n_init=1, random_state=seed).fit_predict(matrix)
+    label = torch.as_tensor(np.unique(found, return_inverse=True)[1]).long()
     components = int(label.max()) + 1
     hard = torch.nn.functional.one_hot(label, components).to(x.dtype)
     count = hard.sum(0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from lacova.covariates.prior import FactorisedPrior
@@ -31,7 +33,10 @@ class Fill:
         self._imputer: Any = None
         if kind in ("knn", "iterative"):
             self._imputer = _imputer(kind)
-            self._imputer.fit(_spread(codec.space, table, self._skip))
+            with warnings.catch_warnings():
+                # On small tables the iterations often end before they settle; the last one serves all the same.
+                warnings.simplefilter("ignore", ConvergenceWarning)
+                self._imputer.fit(_spread(codec.space, table, self._skip))
 
     @property
     def _skip(self) -> int:

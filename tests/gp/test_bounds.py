@@ -360,3 +360,16 @@ def test_no_shared_component_needs_no_inducing_points():
     q = Whitened(torch.zeros(toys.L, 0).double(), torch.zeros(toys.L, 0, 0).double())
     exact = sum(toys.dense_kl(t.mean[l], t.var[l], toys.dense_covariance(own, l)) for l in range(toys.L))
     close(patients_of(own, [0, 1], q).value + q.kl(), exact)
+
+
+def test_permuting_covariate_columns_changes_nothing():
+    t = toys.toy()
+    order = [2, 0, 1]
+    space = CovariateSpace(
+        *(tuple(part[c] for c in order) for part in (toys.SPACE.names, toys.SPACE.levels, toys.SPACE.static))
+    )
+    kernel = AdditiveKernel(t.kernel.components, space, toys.L)
+    kernel.load_state_dict(t.kernel.state_dict())
+    moved = toys.Toy(kernel, t.x[:, order], t.group, t.mean, t.var, t.noise, t.inducing[:, order])
+    q = random_q(t)
+    close(patients_of(moved, [0, 1, 2, 3], q).value, patients_of(t, [0, 1, 2, 3], q).value)

@@ -24,6 +24,7 @@ tests: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/training_step.py
+	$(BIN)/python benchmarks/expectations.py
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/test_docs.py

@@ -120,10 +120,8 @@ def fit(vae: ConditionalVAE, train: Table, validation: Table | None, options: Fi
     if best_state is not None:
         vae.load_state_dict(best_state)
     vae.eval()
-    ordered = Batches(train.to(device), options.batch_size)
-    _finite_elbo(vae, next(ordered.in_order())[1], noise, options, len(records) - 1)  # the last step was not checked
-    encoded = (encode(vae, batch, noise, options.samples, options.cap) for _, batch in ordered.in_order())
-    vae.prior.absorb(encoded)
+    _finite_elbo(vae, next(batches.in_order())[1], noise, options, len(records) - 1)  # the last step was not checked
+    vae.prior.absorb(encode(vae, batch, noise, options.samples, options.cap) for _, batch in batches.in_order())
     return records
 
 

@@ -205,7 +205,8 @@ class Model(ABC):
 
         Args:
             x: rows of covariates (and the instance column, if there is one).
-            history: earlier visits of some of the patients in `x`, measurements included.
+            history: earlier visits of some of the patients in `x`, measurements included; for patients of the training
+                rows, those rows.
             draws: how many draws of x_u and z to average over.
             interval: adds `<column>_lower` and `<column>_upper`, a central interval such as 0.9.
             seed: of the draws.

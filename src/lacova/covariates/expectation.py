@@ -18,8 +18,8 @@ from lacova.covariates.belief import free_entries, share_static
 from lacova.covariates.law import Belief
 from lacova.covariates.space import CovariateSpace
 
-# Largest joint table of missing categories that is summed exactly, unless the caller says otherwise. Every state of a
-# patient repeats all of its rows; on pbcseq an epoch takes some 25 times longer with 64 states a patient than with 1.
+# Largest joint table of missing categories that is summed exactly, unless the caller says otherwise. A patient's is
+# smaller, because every state of a patient repeats all of its rows.
 ROW_CAP = 64
 PATIENT_CAP = 8
 

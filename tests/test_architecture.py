@@ -29,6 +29,7 @@ ORDER = [
     "covariates.longitudinal",
     "covariates.fill",
     "covariates.posterior",
+    "covariates.recall",
     "gp",
     "gp.formula",
     "gp.kernels",

@@ -23,7 +23,7 @@ def rows_of(batch):
 
 
 def shuffled(batches, seed=0):
-    return list(batches.shuffled(torch.Generator().manual_seed(seed)))
+    return [batches.batch(units) for units in batches.shuffled(torch.Generator().manual_seed(seed))]
 
 
 def full_sum(t):
@@ -172,5 +172,5 @@ def test_shuffled_depends_on_the_generator_alone():
 
 def test_epochs_with_one_generator_differ():
     batches, generator = Batches(table(), 4), torch.Generator().manual_seed(0)
-    first = [rows_of(b) for b in batches.shuffled(generator)]
-    assert [rows_of(b) for b in batches.shuffled(generator)] != first
+    first = [rows_of(batches.batch(b)) for b in batches.shuffled(generator)]
+    assert [rows_of(batches.batch(b)) for b in batches.shuffled(generator)] != first

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import lacova.fit
 from lacova import CVAE, DataError, Dense, FitOptions, GPPriorVAE, NotFittedError, Schema, TrainingError
+from lacova.covariates.recall import hidden_share
 from lacova.objective import Terms
 
 SMALL = Dense((8,), (8,))
@@ -318,9 +319,16 @@ def test_early_stopping_restores_the_best_weights(make):
     model = make(SCHEMA).fit(
         train, validation, max_epochs=80, patience=4, learning_rate=0.1, batch_size=2, latent_weight=1.0
     )
-    recorded = model.training["validation"]
-    table = model._encode(validation)
-    assert lacova.fit.evaluate(model._vae, table, model._options) == recorded.max() > recorded.iloc[-1]
+    scores = model.training["validation"] + model.training["validation_recall"]
+    best = model.training.loc[scores.idxmax()]
+    assert scores.idxmax() < len(scores) - 1
+    rows = lacova.fit._Rows(
+        model._vae, model._codec.encode(validation), hidden_share(model._codec.encode(train)), model._options
+    )
+    assert lacova.fit._evaluate(model._vae, rows, model._options) == {
+        "bound": best["validation"],
+        "recall": best["validation_recall"],
+    }
 
 
 @every_model
@@ -329,9 +337,9 @@ def test_training_stops_after_patience_and_keeps_the_best_epoch(make, monkeypatc
 
     def evaluate(vae, *_):
         states.append({name: value.clone() for name, value in vae.state_dict().items()})
-        return next(scores)
+        return {"bound": next(scores), "recall": 0.0}
 
-    monkeypatch.setattr(lacova.fit, "evaluate", evaluate)
+    monkeypatch.setattr(lacova.fit, "_evaluate", evaluate)
     model = make(SCHEMA).fit(visits(), visits(1), max_epochs=6, patience=3, latent_weight=1.0)
     assert model.training["validation"].tolist() == [1.0, 5.0, 3.0, 5.0, 4.0]
     final, weights = model._vae.state_dict(), [name for name, _ in model._vae.named_parameters()]
@@ -643,7 +651,7 @@ def test_elbo_names_its_terms(fitted):
 
 def test_fit_options_are_those_of_the_fit():
     model = MODELS["cvae"](SCHEMA).fit(visits(), max_epochs=2, seed=3, batch_size=4)
-    assert model._options == FitOptions(max_epochs=2, seed=3, batch_size=4, latent_weight=100.0)
+    assert model._options == FitOptions(max_epochs=2, seed=3, batch_size=4, latent_weight=100.0, recall=1.0)
 
 
 # Mended bugs.
@@ -704,3 +712,23 @@ def test_last_step_may_leave_a_model_that_predicts_nan(name):
 def test_covariate_prior_that_is_no_number_is_refused_by_name(value):
     with pytest.raises(ValueError, match=r"covariate_prior\['age'\]"):
         MODELS["cvae"](SCHEMA, covariates="paper", covariate_prior={"age": value}).fit(visits())
+
+
+@every_model
+def test_the_prior_moves_only_if_asked_to(make):
+    train, validation = visits(0, gaps=0.2), visits(1, gaps=0.2)
+    found = {}
+    for every in (None, 2):
+        model = make(SCHEMA).fit(train, validation, max_epochs=5, prior_every=every)
+        assert np.isfinite(model.training.to_numpy()).all()
+        found[every] = {k: v.clone() for k, v in model._vae.covariate_prior.state_dict().items()}
+        fresh = make(SCHEMA)._assemble(model._codec, model._codec.encode(train), 0).covariate_prior.state_dict()
+        assert all(torch.equal(value, fresh[k]) for k, value in found[every].items()) == (every is None)
+    with pytest.raises(ValueError, match="prior_every must be a whole number"):
+        make(SCHEMA).fit(train, prior_every=0)
+
+
+def test_an_updated_prior_would_unlearn_domain_knowledge():
+    model = CVAE(ROWS, covariates="factorised", covariate_prior={"age": (50.0, 10.0)})
+    with pytest.raises(ValueError, match=r"covariate_prior states what prior_every would unlearn"):
+        model.fit(visits(), prior_every=1)

@@ -287,7 +287,7 @@ def test_equal_partitions_average_to_the_whole(kind):
     ragged = [0, 0, 0, 1, 2, 2, 2, 2, 3, 4, 4, 5] if kind == "longitudinal" else None
     batches = Batches(prepared(some_table(patients=ragged), vae), 3 if kind != "longitudinal" else 2)
     whole = terms_of(vae, whole_batch(batches.table, vae))
-    parts = [terms_of(vae, batch) for batch in batches.shuffled(torch.Generator().manual_seed(1))]
+    parts = [terms_of(vae, batches.batch(units)) for units in batches.shuffled(torch.Generator().manual_seed(1))]
     for name, value in whole.items():
         mean = sum(part[name] for part in parts) / len(parts)
         assert mean == pytest.approx(value, rel=1e-8), name

@@ -57,6 +57,9 @@ class TruePrior(CovariatePrior):
         law = Belief(torch.zeros(n, q), torch.ones(n, q), torch.zeros(n, q, self.space.max_levels))
         return RowPrior(law, torch.zeros(n))
 
+    def update(self, completed: Table) -> None:
+        raise NotImplementedError("the generator's own law is known, not learnt.")
+
     def draw(self, batch: Batch, draws: int, generator: torch.Generator) -> Tensor:
         scale, shift = self.codec.x_scale, self.codec.x_shift
         x = torch.where(batch.x_mask, batch.x, torch.nan).cpu().double().numpy() * scale + shift

@@ -89,9 +89,9 @@ class Batches:
         given = None if t.given is None else t.given.take(rows)
         return Batch(t.y[rows], t.y_mask[rows], t.x[rows], t.x_mask[rows], unit, self.units / len(units), given)
 
-    def shuffled(self, generator: torch.Generator) -> Iterator[Batch]:
-        for units in torch.randperm(self.units, generator=generator).split(self.size):
-            yield self.batch(units)
+    def shuffled(self, generator: torch.Generator) -> Iterator[Tensor]:
+        """The units of each batch, every unit once, in random order."""
+        yield from torch.randperm(self.units, generator=generator).split(self.size)
 
     def in_order(self) -> Iterator[tuple[Tensor, Batch]]:
         """Row indices and batch, every unit once, in order; `scale` is 1, so that sums over batches add up."""

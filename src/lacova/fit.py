@@ -6,19 +6,24 @@ import copy
 import math
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
+from torch import Tensor
 
 from lacova.batches import Batch, Batches
+from lacova.covariates.belief import draw
+from lacova.covariates.recall import hidden_share, hide, recall
 from lacova.objective import Terms, elbo, encode
 from lacova.priors import GPPrior
 from lacova.table import Table
 from lacova.vae import ConditionalVAE
+
+POSTERIOR_DECAY = 100.0
 
 
 class TrainingError(RuntimeError):
@@ -39,6 +44,10 @@ class FitOptions:
         latent_weight, latent_epochs: the latent KL counts `latent_weight` times at first and falls, geometrically, to
             once after `latent_epochs` epochs (a third of `max_epochs`). This makes a decoder that sees x learn what x
             explains before z can take its place; `CVAE` therefore starts at 100.
+        recall: weight of the term that hides observed covariates from q(x_u | ·) and asks for them; 0 leaves it out.
+            Models whose q sees y have 1.
+        prior_every: after so many epochs each time, the covariate prior takes a step towards the training covariates as
+            q completes them; None leaves it as it was fitted to the observed entries.
         samples: draws of continuous x_u and of z per row and step.
         cap: largest joint table of missing categories that is summed exactly; None for 64 states of a row, or 8 of a
             patient where the prior couples its rows. What does not fit is sampled.
@@ -54,13 +63,19 @@ class FitOptions:
     patience: int = 30
     latent_weight: float = 1.0
     latent_epochs: int | None = None
+    recall: float = 0.0
+    prior_every: int | None = None
     samples: int = 1
     cap: int | None = None
     seed: int = 0
     progress: bool | None = None
 
     def __post_init__(self) -> None:
-        optional = {name: getattr(self, name) for name in ("latent_epochs", "cap") if getattr(self, name) is not None}
+        optional = {
+            name: getattr(self, name)
+            for name in ("latent_epochs", "cap", "prior_every")
+            if getattr(self, name) is not None
+        }
         needed = {name: getattr(self, name) for name in ("max_epochs", "batch_size", "patience", "samples")}
         for name, value in (needed | optional).items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -68,6 +83,8 @@ class FitOptions:
         for name in ("learning_rate", "fast_learning_rate", "latent_weight"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)!r}.")
+        if not self.recall >= 0:
+            raise ValueError(f"recall must not be negative, got {self.recall!r}.")
         if not 0 < self.natural_rate <= 1:
             raise ValueError(f"natural_rate must lie in (0, 1], got {self.natural_rate!r}.")
 
@@ -90,63 +107,125 @@ class _Bar(Protocol):
     def show(self, epoch: int, record: Record) -> None: ...
 
 
+class _Rows:
+    """A table as batches on the model's device, and the same rows with some more covariates hidden, for recall."""
+
+    def __init__(self, vae: ConditionalVAE, table: Table, share: Tensor, options: FitOptions) -> None:
+        self.host, self.share, self.options = table, share, options
+        self.device = next(vae.parameters()).device
+        self.prepare(vae)
+
+    def prepare(self, vae: ConditionalVAE, lesson: int = 0) -> None:
+        """Ask the covariate prior about every row, and hide."""
+        self.shown = Batches(vae.prepare(self.host).to(self.device), self.options.batch_size)
+        self.hidden: Batches | None = None
+        if self.options.recall:
+            self.hide(vae, lesson)
+
+    def hide(self, vae: ConditionalVAE, lesson: int) -> None:
+        """Hide other entries in every lesson."""
+        generator = torch.Generator().manual_seed(1_000_003 * self.options.seed + lesson)
+        hidden = vae.prepare(hide(self.host, vae.space, self.share, generator))
+        given = None if hidden.given is None else hidden.given.to(self.device)
+        table = replace(self.shown.table, x_mask=hidden.x_mask.to(self.device), given=given)
+        self.hidden = Batches(table, self.options.batch_size)
+
+
 def fit(vae: ConditionalVAE, train: Table, validation: Table | None, options: FitOptions) -> list[Record]:
-    """Train in place and return one record per epoch: the terms per training row, and the validation bound per row."""
-    device = next(vae.parameters()).device
-    noise = torch.Generator(device).manual_seed(options.seed)
+    """Train in place and return one record per epoch: terms per training row, and the validation rows' bound per row.
+
+    With validation rows, the weights of the epoch come back whose bound, with recall where there is any, was highest.
+    """
+    noise = torch.Generator(next(vae.parameters()).device).manual_seed(options.seed)
     order = torch.Generator().manual_seed(options.seed)
-    batches = Batches(train.to(device), options.batch_size)
-    optimiser = _optimiser(vae, options)
+    rows = _Rows(vae, train, hidden_share(train), options)
+    exam = None if validation is None else _Rows(vae, validation, rows.share, options)
+    optimiser = _optimiser(vae, options, rows.shown.units)
     records: list[Record] = []
     best, best_state, best_epoch = -float("inf"), None, 0
     with _progress(options) as bar:
         for epoch in range(options.max_epochs):
             vae.train()
             sums: Record = {}
-            for batch in batches.shuffled(order):
-                terms = _step(vae, batch, noise, optimiser, options, len(train), epoch)
-                for name, value in terms.named().items():
-                    sums[name] = sums.get(name, 0.0) + value / (len(batches) * len(train))
+            if options.prior_every is not None and epoch > 0 and epoch % options.prior_every == 0:
+                _update_prior(vae, rows, noise)
+                rows.prepare(vae, epoch)
+                if exam is not None:
+                    exam.prepare(vae)
+            elif options.recall and epoch > 0:
+                rows.hide(vae, epoch)
+            for units in rows.shown.shuffled(order):
+                for name, value in _step(vae, rows, units, noise, optimiser, options, epoch).items():
+                    sums[name] = sums.get(name, 0.0) + value / (len(rows.shown) * len(train))
             record = {"epoch": epoch + 1.0, **sums}
-            if validation is not None:
-                record["validation"] = score = evaluate(vae, validation, options)
+            if exam is not None:
+                found = _evaluate(vae, exam, options)
+                record["validation"] = score = found["bound"]
+                if options.recall:
+                    record["validation_recall"] = found["recall"]
+                    score += options.recall * found["recall"]
                 if score > best:
                     best, best_state, best_epoch = score, copy.deepcopy(vae.state_dict()), epoch
             records.append(record)
             if bar is not None:
                 bar.show(epoch + 1, record)
-            if validation is not None and epoch - max(best_epoch, options.warm_up) >= options.patience:
+            if exam is not None and epoch - max(best_epoch, options.warm_up) >= options.patience:
                 break
     if best_state is not None:
         vae.load_state_dict(best_state)
+        rows.prepare(vae)  # the prior may have been updated since
     vae.eval()
-    _finite_elbo(vae, next(batches.in_order())[1], noise, options, len(records) - 1)  # the last step was not checked
-    vae.prior.absorb(encode(vae, batch, noise, options.samples, options.cap) for _, batch in batches.in_order())
+    first = next(rows.shown.in_order())[1]
+    _finite_elbo(vae, first, noise, options, len(records) - 1)  # the last step was not checked
+    vae.prior.absorb(encode(vae, batch, noise, options.samples, options.cap) for _, batch in rows.shown.in_order())
     return records
 
 
 @torch.no_grad()
-def evaluate(vae: ConditionalVAE, table: Table, options: FitOptions) -> float:
-    """The bound per row on held-out rows, with the same noise every time."""
+def _evaluate(vae: ConditionalVAE, rows: _Rows, options: FitOptions) -> Record:
+    """The bound and recall per row on held-out rows, with the same noise every time."""
     vae.eval()
-    device = next(vae.parameters()).device
-    noise = torch.Generator(device).manual_seed(options.seed)
-    batches = Batches(table.to(device), options.batch_size).in_order()
-    return sum(float(elbo(vae, batch, noise, options.samples, options.cap).data) for _, batch in batches) / len(table)
+    noise = torch.Generator(rows.device).manual_seed(options.seed)
+    total = {"bound": 0.0, "recall": 0.0}
+    for units in torch.arange(rows.shown.units).split(options.batch_size):
+        batch = replace(rows.shown.batch(units), scale=1.0)
+        total["bound"] += float(elbo(vae, batch, noise, options.samples, options.cap).data)
+        if rows.hidden is not None:
+            total["recall"] += float(_recall(vae, batch, rows.hidden.batch(units)))
+    return {name: value / len(rows.host) for name, value in total.items()}
 
 
 def _step(
-    vae: ConditionalVAE, batch: Batch, noise: torch.Generator, optimiser: torch.optim.Optimizer,
-    options: FitOptions, rows: int, epoch: int,
-) -> Terms:  # fmt: skip
+    vae: ConditionalVAE, rows: _Rows, units: Tensor, noise: torch.Generator, optimiser: torch.optim.Optimizer,
+    options: FitOptions, epoch: int,
+) -> Record:  # fmt: skip
+    batch = rows.shown.batch(units)
     terms = _finite_elbo(vae, batch, noise, options, epoch)
+    record = terms.named()
+    loss = (options.weight(epoch) - 1.0) * terms.kl_latent - terms.elbo
+    if rows.hidden is not None:
+        found = _recall(vae, batch, rows.hidden.batch(units))
+        record["recall"] = float(found.detach())
+        loss = loss - options.recall * found
     optimiser.zero_grad(set_to_none=True)
-    extra = (options.weight(epoch) - 1.0) * terms.kl_latent
-    ((extra - terms.elbo) / rows).backward()
+    (loss / len(rows.host)).backward()
     optimiser.step()
     if terms.statistics is not None and isinstance(vae.prior, GPPrior):
         vae.prior.inducing.natural_step(terms.statistics, options.natural_rate)
-    return terms
+    return record
+
+
+@torch.no_grad()
+def _update_prior(vae: ConditionalVAE, rows: _Rows, noise: torch.Generator) -> None:
+    x = torch.empty_like(rows.host.x)
+    for index, batch in rows.shown.in_order():
+        x[index] = draw(vae.covariate_posterior(batch), batch, vae.space, 1, noise)[0].cpu()
+    vae.covariate_prior.cpu().update(replace(rows.host, x=x, x_mask=torch.ones_like(rows.host.x_mask)))
+    vae.covariate_prior.to(rows.device)
+
+
+def _recall(vae: ConditionalVAE, batch: Batch, hidden: Batch) -> Tensor:
+    return batch.scale * recall(vae.covariate_posterior(hidden), batch, hidden, vae.space)
 
 
 def _finite_elbo(vae: ConditionalVAE, batch: Batch, noise: torch.Generator, options: FitOptions, epoch: int) -> Terms:
@@ -163,12 +242,20 @@ def _finite_elbo(vae: ConditionalVAE, batch: Batch, noise: torch.Generator, opti
     return terms
 
 
-def _optimiser(vae: ConditionalVAE, options: FitOptions) -> torch.optim.Adam:
+def _optimiser(vae: ConditionalVAE, options: FitOptions, units: int) -> torch.optim.Optimizer:
     fast = [*vae.likelihood.parameters(), *(vae.prior.parameters() if isinstance(vae.prior, GPPrior) else ())]
-    known = {id(p) for p in fast}
+    posterior = list(vae.covariate_posterior.parameters())
+    known = {id(p) for p in (*fast, *posterior)}
     networks = [p for p in vae.parameters() if id(p) not in known]
-    return torch.optim.Adam(
-        [{"params": networks, "lr": options.learning_rate}, {"params": fast, "lr": options.fast_learning_rate}],
+    # By recall, q would soon know a few dozen patients by heart: a prior of its weights, worth so many of them.
+    decay = POSTERIOR_DECAY / units if options.recall else 0.0
+    return torch.optim.AdamW(
+        [
+            {"params": networks, "lr": options.learning_rate},
+            {"params": posterior, "lr": options.learning_rate, "weight_decay": decay},
+            {"params": fast, "lr": options.fast_learning_rate},
+        ],
+        weight_decay=0.0,
         fused=True,
     )
 

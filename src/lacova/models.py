@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -115,7 +114,10 @@ class Model(ABC):
             device: "auto", "cpu", "cuda", or any torch device.
             **options: the other fields of `lacova.FitOptions` (batch_size, learning_rate, patience, ...).
         """
-        settings = FitOptions(**{"latent_weight": self.latent_weight, **options}, max_epochs=max_epochs, seed=seed)
+        usual = {"latent_weight": self.latent_weight, "recall": float(self.covariates in ("joint", "factorised"))}
+        settings = FitOptions(**{**usual, **options}, max_epochs=max_epochs, seed=seed)
+        if self.covariate_prior and settings.prior_every is not None:
+            raise ValueError("covariate_prior states what prior_every would unlearn; leave one of them out.")
         target = _device(device)
         codec = Codec.learn(self.schema, train, self.scaling)
         table = codec.encode(train)
@@ -126,9 +128,6 @@ class Model(ABC):
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(seed)
             vae = self._assemble(codec, table, seed)
-        table = replace(table, given=vae.covariate_prior.prepare(table))
-        if held_out is not None:
-            held_out = replace(held_out, given=vae.covariate_prior.prepare(held_out))
         vae.to(target)
         records = fit(vae, table, held_out, settings)
         self._codec, self._fill, self._vae, self._options = codec, fill, vae, settings
@@ -164,11 +163,7 @@ class Model(ABC):
         codec, vae = self._fitted()
         table = codec.encode(frame, measurements=measurements)
         table = table if self._fill is None else self._fill(table)
-        prior = vae.covariate_prior
-        device = next(vae.parameters()).device
-        if device.type != "cpu":  # preparation is a matter of small loops on the host
-            prior = copy.deepcopy(prior).cpu()
-        return replace(table, given=prior.prepare(table)).to(device)
+        return vae.prepare(table).to(next(vae.parameters()).device)
 
     def impute(
         self, data: pd.DataFrame, draws: int | None = None, *, interval: float | None = None, seed: int = 0

@@ -109,7 +109,8 @@ def log_likelihood(vae: ConditionalVAE, batch: Batch, draws: int, generator: tor
     fit = vae.likelihood.log_prob(vae.decode(flat_z, flat_x), batch.y.repeat(draws, 1), batch.y_mask.repeat(draws, 1))
     weight = fit + _log_normal(flat_z, prior_mean, prior_var) - _log_normal(z, mean, var).flatten()
     weight = weight.unflatten(0, (draws, n))
-    weight = weight + vae.covariate_prior.log_density(x, batch) - beliefs.log_density(q_x, x, batch, vae.space)
+    weight = weight + vae.covariate_prior.log_density(x, batch)
+    weight = weight - beliefs.log_density(q_x, x, ~batch.x_mask, vae.space)
     total: Tensor = weight.logsumexp(0)
     return total - math.log(draws)
 

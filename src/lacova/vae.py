@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +17,7 @@ from lacova.covariates.space import CovariateSpace
 from lacova.likelihoods import GaussianLikelihood
 from lacova.networks import Conv, Decoder, Dense, Encoder
 from lacova.priors import LatentPrior
+from lacova.table import Table
 
 
 class ConditionalVAE(nn.Module):
@@ -45,6 +49,13 @@ class ConditionalVAE(nn.Module):
         self.prior = prior
         self.covariate_prior = covariate_prior
         self.covariate_posterior = covariate_posterior
+
+    def prepare(self, table: Table) -> Table:
+        """The table, on the host, with what the covariate prior says of its gaps: a matter of small loops there."""
+        prior = self.covariate_prior
+        if next(self.parameters()).device.type != "cpu":
+            prior = copy.deepcopy(prior).cpu()
+        return replace(table, given=prior.prepare(table))
 
     def encode(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Mean and variance of q(z_i) for each row (N̂×L each)."""

@@ -70,7 +70,7 @@ def test_log_density_sums_over_each_rows_gaps():
     b = cases.batch()
     q = cases.belief(b)
     x = draw(q, b, SPACE, 3, torch.Generator().manual_seed(0))
-    value = log_density(q, x, b, SPACE)
+    value = log_density(q, x, ~b.x_mask, SPACE)
     for d in range(3):
         for i in range(len(b)):
             want = 0.0

@@ -138,6 +138,16 @@ def test_the_number_of_components_is_chosen():
     assert len(em.fit_mixture(numbers(2), x, mask)) <= 2
 
 
+def test_visits_of_a_patient_are_held_out_together():
+    """Rows that repeat within a patient: held out one by one, a component for each patient would seem best."""
+    g = torch.Generator().manual_seed(3)
+    patient = torch.arange(60).repeat_interleave(10)
+    x = torch.randn(60, 2, generator=g).double()[patient] + 0.05 * torch.randn(600, 2, generator=g).double()
+    mask = torch.ones_like(x, dtype=torch.bool)
+    assert len(em.fit_mixture(numbers(2), x, mask)) > 8
+    assert len(em.fit_mixture(numbers(2), x, mask, group=patient)) <= 2
+
+
 def test_memory_chunks_do_not_change_the_fit(monkeypatch):
     x, mask = sample(TRUTH, 100, 0.3)
     whole = em.fit_mixture(MIXED, x, mask, components=2)

@@ -121,6 +121,19 @@ def test_beyond_the_cap_sampling_is_unbiased_in_value_and_gradient():
         torch.testing.assert_close(estimate.nan_to_num(), gradient.nan_to_num(), rtol=0, atol=0.02)
 
 
+def test_sampled_levels_have_a_baseline():
+    """A large constant in the function adds nothing to the gradient; without the other samples' mean it would."""
+    b = cases.batch(visits=(2, 1), space=CATS, gaps=[[True, True, True]] * 3)
+    for samples in (1, 3):
+        logits = cases.belief(b, CATS).log_prob.clone().requires_grad_()
+        q = Belief(torch.zeros_like(b.x), torch.ones_like(b.x), torch.log_softmax(logits, -1))
+        s = complete(q, b, CATS, couple=True, samples=samples, generator=noise(), cap=1)
+        assert len(s.weight) == 2 * max(2, samples)
+        assert int(s.sample.max()) == samples - 1
+        (gradient,) = torch.autograd.grad((s.row_weight * 1e6).sum(), logits)
+        assert gradient.nan_to_num().abs().max() < 1e-8
+
+
 @given(
     visits=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     missing=st.floats(0, 1),

@@ -90,10 +90,16 @@ def test_without_a_time_column_visits_are_counted():
     assert torch.equal(_clock(t, 0).isnan(), ~t.x_mask[:, 0])
 
 
-def jumps(stationary, rate, gap):
-    """P(gap) = exp(gap · Q), Q = rate (1 πᵀ − I)."""
+def even(stationary, rate):
+    """The generator rate (1 πᵀ − I)."""
     k = len(stationary)
-    return torch.matrix_exp(gap * rate * (stationary.expand(k, k) - torch.eye(k, dtype=torch.float64)))
+    return rate * (stationary.expand(k, k) - torch.eye(k, dtype=torch.float64))
+
+
+def jumps(stationary, rate, gap):
+    """P(gap) = ρ I + (1 − ρ) 1 πᵀ, ρ = exp(−rate · gap): what exp(gap · even) is in closed form."""
+    rho, k = math.exp(-rate * gap), len(stationary)
+    return rho * torch.eye(k, dtype=torch.float64) + (1.0 - rho) * stationary.expand(k, k)
 
 
 @pytest.mark.parametrize("stationary", [[0.3, 0.7], [0.2, 0.5, 0.3]], ids=["2 levels", "3 levels"])
@@ -107,10 +113,10 @@ def test_bridge_of_levels_equals_the_markov_chain(stationary):
             for before in range(len(pi)):
                 for after in range(len(pi)):
                     want = to[before] * on[:, after] / (to[before] * on[:, after]).sum()
-                    memory = torch.tensor([[math.exp(-rate * first), math.exp(-rate * second)]], dtype=torch.float64)
+                    gaps = torch.tensor([[first, second]], dtype=torch.float64)
                     values = torch.tensor([[before, after]], dtype=torch.float64)
-                    assert_close(_bridge_levels(values, memory, pi[None])[0], want, rtol=1e-8, atol=1e-14)
-    none = _bridge_levels(torch.zeros(1, 2).double(), torch.zeros(1, 2).double(), pi[None])
+                    assert_close(_bridge_levels(values, gaps, even(pi, rate), pi)[0], want, rtol=1e-8, atol=1e-11)
+    none = _bridge_levels(torch.zeros(1, 2).double(), torch.full((1, 2), math.inf).double(), even(pi, rate), pi)
     assert_close(none[0], pi, rtol=1e-12, atol=0)
 
 
@@ -157,6 +163,58 @@ def test_rates_are_recovered(stationary, rate):
     space, t, _ = simulate(stationary, rate, patients=1_500)
     marginal = FactorisedPrior.learn(space, t)
     assert float(_fit_rate(space, marginal, t, _clock(t, 0), 1)) == pytest.approx(rate, rel=0.15)
+
+
+RISING = torch.tensor([[-0.5, 0.45, 0.05], [0.02, -0.62, 0.6], [0.01, 0.04, -0.05]], dtype=torch.float64)
+
+
+def progress(generator, patients, visits=6, seed=0):
+    """Visits one unit of time apart, more or less, of a column with the given rates between its levels."""
+    g = torch.Generator().manual_seed(seed)
+    when = torch.arange(visits).double() + 0.3 * torch.rand(patients, visits, generator=g, dtype=torch.float64)
+    value = torch.zeros(patients, visits, dtype=torch.float64)
+    for i in range(1, visits):
+        step = torch.matrix_exp((when[:, i] - when[:, i - 1])[:, None, None] * generator)
+        chance = step[torch.arange(patients), value[:, i - 1].long()]
+        value[:, i] = torch.multinomial(chance, 1, generator=g)[:, 0].double()
+    x = torch.stack([when.flatten(), value.flatten()], 1)
+    space = CovariateSpace(("t", "v"), (0, len(generator)), (False, False))
+    return space, table(x, torch.ones_like(x, dtype=torch.bool), torch.arange(patients).repeat_interleave(visits))
+
+
+def test_rates_between_levels_are_recovered():
+    space, t = progress(RISING, patients=800)
+    found = LongitudinalPrior.learn(space, t, 0, seed=0, components=1).generators[1]
+    assert_close(found.sum(1), torch.zeros(3).double(), rtol=0, atol=1e-10)
+    assert_close(found, RISING, rtol=0.1, atol=0.02)
+
+
+def test_bridge_of_uneven_levels_equals_the_chain():
+    """The middle of three steps of a chain whose levels mostly rise."""
+    start = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
+    to, on = (torch.matrix_exp(gap * RISING) for gap in (0.8, 2.5))
+    for before in (None, 0, 1, 2):
+        for after in (None, 0, 1, 2):
+            weight = start if before is None else to[before]
+            weight = weight if after is None else weight * on[:, after]
+            values = torch.tensor([[before or 0, after or 0]], dtype=torch.float64)
+            gaps = [math.inf if before is None else 0.8, math.inf if after is None else 2.5]
+            gaps = torch.tensor([gaps], dtype=torch.float64)
+            found = _bridge_levels(values, gaps, RISING, start)[0]
+            assert_close(found, weight / weight.sum(), rtol=1e-8, atol=1e-10)
+
+
+def test_a_rising_column_is_not_bridged_downwards():
+    """After level 1 comes level 2, not 0; with one rate, 0 would be as likely as it is overall."""
+    space, t = progress(RISING, patients=400, seed=1)
+    prior = LongitudinalPrior.learn(space, t, 0, seed=0, components=1)
+    values = torch.tensor([[1.0, 0.0]]).double()
+    after_one = torch.tensor([[1.0, math.inf]]).double()
+    overall = prior.marginal.log_prob[1].exp()
+    free = _bridge_levels(values, after_one, prior.generators[1], overall)[0]
+    tied_to_marginal = _bridge_levels(values, after_one, even(overall.double(), float(prior.rates[1])), overall)[0]
+    assert free[2] > 5.0 * free[0]
+    assert free[0] < tied_to_marginal[0]
 
 
 def test_a_column_without_pairs_has_no_memory():
@@ -261,16 +319,17 @@ def test_both_sources_are_multiplied_and_the_marginal_divided_out():
     clock, marginal = _clock(t, 0), prior.marginal
     for q, rate in ((1, 0.7), (2, 1.3)):
         sides = _neighbours(t, clock, q)
-        values, memory = (torch.stack(v, 1) for v in zip(*((v, torch.exp(-rate * d)) for v, d in sides), strict=True))
+        values, gaps = (torch.stack(v, 1) for v in zip(*sides, strict=True))
         for i in (~t.x_mask[:, q]).nonzero()[:, 0].tolist():
             if q == 2:
                 pi = marginal.log_prob[2].exp()
-                along = _bridge_levels(values[i : i + 1], memory[i : i + 1], pi[None])[0].clamp_min(1e-12)
+                along = _bridge_levels(values[i : i + 1], gaps[i : i + 1], even(pi, rate), pi)[0].clamp_min(1e-12)
                 want = across.log_prob[i, 2].exp() * along / pi
                 assert_close(law.log_prob[i, 2].exp(), want / want.sum(), rtol=1e-8, atol=1e-12)
             else:
                 centre, scale = marginal.mean[1], marginal.var[1]
-                mean, var = _bridge_normal(values[i : i + 1] - centre, memory[i : i + 1], scale[None])
+                memory = torch.exp(-rate * gaps[i : i + 1])
+                mean, var = _bridge_normal(values[i : i + 1] - centre, memory, scale[None])
                 parts = [
                     (across.mean[i, 1], across.var[i, 1], 1.0),
                     (centre + mean[0], var[0], 1.0),

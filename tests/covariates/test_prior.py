@@ -14,6 +14,7 @@ from lacova.batches import Batch
 from lacova.covariates import belief as beliefs
 from lacova.covariates.expectation import complete
 from lacova.covariates.law import Belief
+from lacova.covariates.longitudinal import LongitudinalPrior
 from lacova.covariates.mixture import Mixture
 from lacova.covariates.prior import MIN_VARIANCE, FactorisedPrior, JointPrior
 from lacova.covariates.space import CovariateSpace
@@ -308,3 +309,36 @@ def test_joint_prior_learns_dependence_between_columns():
     assert (law.mean[only_b, 0] - full[only_b]).abs().mean() < 0.3
     level = ~mask[:, 3] & mask[:, 0]
     assert ((law.log_prob[level, 3].argmax(-1) == x[level, 3]).double().mean()) > 0.85
+
+
+def completed(n=300, seed=11):
+    b = cases.batch((3,) * (n // 3), 0.0, seed)
+    return Table(b.y, b.y_mask, b.x, b.x_mask, b.patient, tuple(range(n // 3)))
+
+
+def test_an_update_makes_the_completed_covariates_more_likely():
+    before = completed(seed=11)
+    prior = JointPrior.learn(cases.SPACE, before, seed=0, components=3)
+    after = completed(seed=12)
+    after = replace(after, x=torch.where(torch.tensor(cases.SPACE.levels) == 0, after.x * 0.5 + 1.0, after.x))
+    likelihood = [float(prior.mixture.log_density(after.x).sum())]
+    for _ in range(3):
+        prior.update(after)
+        likelihood.append(float(prior.mixture.log_density(after.x).sum()))
+    assert likelihood == sorted(likelihood)
+    assert likelihood[-1] > likelihood[0] + 100.0
+
+
+def test_updates_of_the_other_priors():
+    before, after = completed(seed=11), completed(seed=12)
+    prior = FactorisedPrior.learn(cases.SPACE, before)
+    prior.update(after)
+    want = FactorisedPrior.learn(cases.SPACE, after)
+    assert_close(prior.mean, want.mean)
+    assert_close(prior.log_prob, want.log_prob)
+    along = LongitudinalPrior.learn(cases.SPACE, before, 0, seed=0, components=2)
+    rates, across = along.rates.clone(), along.across.mixture.mean.clone()
+    along.update(after)
+    assert torch.equal(along.rates, rates)
+    assert_close(along.marginal.mean, want.mean)
+    assert not torch.equal(along.across.mixture.mean, across)

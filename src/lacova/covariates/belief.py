@@ -85,18 +85,17 @@ def best_guess(belief: Belief, batch: Batch, space: CovariateSpace) -> Tensor:
     return torch.where(batch.x_mask, batch.x, x)
 
 
-def log_density(belief: Belief, x: Tensor, batch: Batch, space: CovariateSpace) -> Tensor:
-    """log of the belief at completed covariates x (draws×N×Q), summed over each row's gaps: draws×N."""
-    gaps = ~batch.x_mask
+def log_density(belief: Belief, x: Tensor, entries: Tensor, space: CovariateSpace) -> Tensor:
+    """log of the belief at completed covariates x (draws×N×Q), summed over each row's chosen `entries`: draws×N."""
     total = x.new_zeros(x.shape[:2])
     if space.continuous:
         c = space.continuous
         var = belief.var[:, c]
         each = -0.5 * ((x[..., c] - belief.mean[:, c]) ** 2 / var + var.log() + math.log(2.0 * math.pi))
-        total = total + torch.where(gaps[:, c], each, 0.0).sum(-1)
+        total = total + torch.where(entries[:, c], each, 0.0).sum(-1)
     if space.categorical:
         c = space.categorical
         log_prob = belief.log_prob[:, c].expand(len(x), -1, -1, -1)
         each = log_prob.gather(-1, x[..., c].round().long()[..., None])[..., 0]
-        total = total + torch.where(gaps[:, c], each, 0.0).sum(-1)
+        total = total + torch.where(entries[:, c], each, 0.0).sum(-1)
     return total

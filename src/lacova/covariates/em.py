@@ -41,7 +41,7 @@ class Regulariser(NamedTuple):
         return total
 
 
-def regulariser(space: CovariateSpace, x: Tensor, mask: Tensor, strength: float) -> Regulariser:
+def regulariser(space: CovariateSpace, x: Tensor, mask: Tensor, strength: float = 5.0) -> Regulariser:
     """From the observed moments: a twentieth of each column's variance, one row's worth of level frequencies."""
     seen = mask.to(x.dtype)
     count = seen.sum(0).clamp_min(1.0)
@@ -149,8 +149,9 @@ def start(space: CovariateSpace, x: Tensor, mask: Tensor, components: int, prior
 
 
 def fit_mixture(
-    space: CovariateSpace, x: Tensor, mask: Tensor, components: int | None = None, seed: int = 0, strength: float = 5.0
-) -> Mixture:
+    space: CovariateSpace, x: Tensor, mask: Tensor, components: int | None = None, seed: int = 0, strength: float = 5.0,
+    group: Tensor | None = None,
+) -> Mixture:  # fmt: skip
     """Fit by EM to incomplete rows.
 
     Args:
@@ -159,26 +160,34 @@ def fit_mixture(
         components: C, or None to choose it by the likelihood of held-out rows.
         seed: of the start and of the held-out rows.
         strength: weight of the covariance prior, in rows per component.
+        group: code of each row's patient (N,), if rows come in groups. They are held out together: a patient's other
+            visits would make many small components look good.
 
     Large tables are fitted on MAX_ROWS random rows; two last iterations then see all of them.
     """
     x, mask = x.double(), mask.bool()
+    group = torch.arange(len(x)) if group is None else group
     informative = mask.any(1)
-    x, mask = (x[informative], mask[informative]) if informative.any() else (x[:1], mask[:1])
+    rows = informative.nonzero()[:, 0] if informative.any() else torch.zeros(1, dtype=torch.long)
+    x, mask, group = x[rows], mask[rows], group[rows]
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(x), generator=generator)[:MAX_ROWS]
     some_x, some_mask = x[order], mask[order]
     prior = regulariser(space, x, mask, strength)
     if components is None:
-        components = _choose(space, some_x, some_mask, prior, seed)
+        components = _choose(space, some_x, some_mask, group[order], prior, seed)
     mixture = run_em(start(space, some_x, some_mask, components, prior, seed), some_x, some_mask, prior).mixture
     return run_em(mixture, x, mask, prior, iterations=2).mixture if len(x) > MAX_ROWS else mixture
 
 
-def _choose(space: CovariateSpace, x: Tensor, mask: Tensor, prior: Regulariser, seed: int) -> int:
-    """The number of components after which held-out rows become less likely, twice in a row."""
-    held_out = max(1, len(x) // 5)
-    train_x, train_mask = x[held_out:], mask[held_out:]
+def _choose(space: CovariateSpace, x: Tensor, mask: Tensor, group: Tensor, prior: Regulariser, seed: int) -> int:
+    """The number of components after which held-out groups of rows become less likely, twice in a row."""
+    place = torch.unique(group, return_inverse=True)[1]
+    groups = int(place.max()) + 1
+    held_out = torch.zeros(groups, dtype=torch.bool)
+    held_out[torch.randperm(groups, generator=torch.Generator().manual_seed(seed))[: max(1, groups // 5)]] = True
+    test = held_out[place]
+    train_x, train_mask, test_x, test_mask = x[~test], mask[~test], x[test], mask[test]
     if len(train_x) < 10:
         return 1
     best, best_score, worse = 1, -float("inf"), 0
@@ -189,8 +198,8 @@ def _choose(space: CovariateSpace, x: Tensor, mask: Tensor, prior: Regulariser, 
             start(space, train_x, train_mask, components, prior, seed), train_x, train_mask, prior, tol=1e-3
         ).mixture
         score = sum(
-            float(mixture.condition(x[rows], mask[rows]).log_marginal.sum())
-            for rows in torch.arange(held_out).split(mixture.chunk())
+            float(mixture.condition(test_x[rows], test_mask[rows]).log_marginal.sum())
+            for rows in torch.arange(len(test_x)).split(mixture.chunk())
         )
         if score > best_score:
             best, best_score, worse = components, score, 0

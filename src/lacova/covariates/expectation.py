@@ -69,9 +69,9 @@ def complete(
     """Scenarios of a batch under `belief`.
 
     Categorical gaps of a unit are enumerated jointly while their table has at most `cap` states (None: ROW_CAP or
-    PATIENT_CAP), visit-constant columns first; what does not fit is sampled, with score-function gradients. Continuous
-    gaps are sampled with reparameterised gradients. Units without anything to sample have one sample only, unless
-    `every_unit` is set.
+    PATIENT_CAP), visit-constant columns first; what does not fit is sampled, at least twice, with score-function
+    gradients about the other samples' mean. Continuous gaps are sampled with reparameterised gradients. Units without
+    anything to sample have one sample only, unless `every_unit` is set.
 
     Gaps outside `columns` (None: all) are no part of the scenarios: they hold some draw that nobody should read.
     """
@@ -86,8 +86,8 @@ def complete(
 
     needs_sampling = torch.full((len(unknowns.states),), every_unit)
     needs_sampling[unit[(gaps & chosen)[:, space.continuous].any(1)]] = True
-    needs_sampling[unknowns.unit[~unknowns.enumerated]] = True
     draws = torch.where(needs_sampling, samples, 1)
+    draws[unknowns.unit[~unknowns.enumerated]] = max(2, samples)
 
     per_unit = unknowns.states * draws
     start = per_unit.cumsum(0) - per_unit
@@ -105,7 +105,7 @@ def complete(
 
     noise = torch.randn(samples, *batch.x.shape, generator=generator, device=device, dtype=batch.x.dtype)
     noise = share_static(noise, batch, space)
-    line_row, line_sample = row.to(device), sample[scenario].to(device)
+    line_row, line_sample = row.to(device), (sample % samples)[scenario].to(device)
     drawn = belief.mean[line_row] + belief.var[line_row].sqrt() * noise[line_sample, line_row]
     x = torch.where(batch.x_mask[line_row], batch.x[line_row], drawn)
 
@@ -115,14 +115,20 @@ def complete(
     where = start[unknowns.unit][which] + torch.arange(len(which)) - (pairs.cumsum(0) - pairs)[which]
     log_prob = belief.log_prob[unknowns.row.to(device), unknowns.column.to(device)]
     code = (state[where] // unknowns.stride[which]) % unknowns.levels[which]
-    if not unknowns.enumerated.all():
-        lot = torch.multinomial(log_prob.detach().exp(), samples, replacement=True, generator=generator).cpu()
-        code = torch.where(unknowns.enumerated[which], code, lot[which, sample[where]])
-    log_weight = log_prob[which.to(device), code.to(device)]
-    # A sampled level has weight 1, whose gradient is that of its log probability: the score-function estimator.
-    log_weight = torch.where(unknowns.enumerated[which].to(device), log_weight, log_weight - log_weight.detach())
+    log_weight = torch.where(
+        unknowns.enumerated[which].to(device), log_prob[which.to(device), code.to(device)], log_prob.new_zeros(())
+    )
     weight = log_weight.new_zeros(len(scenario_unit)).index_add(0, where.to(device), log_weight).exp()
     weight = weight / draws[scenario_unit].to(device)
+    lots = (~unknowns.enumerated).nonzero()[:, 0]
+    if len(lots):
+        chance = log_prob[lots.to(device)]
+        lot = torch.multinomial(chance.detach().exp(), max(2, samples), replacement=True, generator=generator)
+        drawn_code = torch.zeros(len(pairs), max(2, samples), dtype=torch.long)
+        drawn_code[lots] = lot.cpu()
+        code = torch.where(unknowns.enumerated[which], code, drawn_code[which, sample[where]])
+        chosen = _score_factor(chance.gather(1, lot), unknowns.unit[lots].to(device), len(per_unit))
+        weight = weight * chosen[scenario_unit.to(device), sample.to(device)]
 
     line = first_line[where] + unknowns.row[which] - first_row[unknowns.unit[which]]
     x = x.index_put((line.to(device), unknowns.column[which].to(device)), code.to(device, x.dtype))
@@ -130,6 +136,18 @@ def complete(
         static = torch.tensor(space.static, device=device)
         x = torch.where(static, x[first_line[scenario].to(device)], x)
     return Scenarios(x, line_row, scenario.to(device), line_sample, weight)
+
+
+def _score_factor(log_prob: Tensor, unit: Tensor, units: int) -> Tensor:
+    """Weight of each sample of each unit (units×S), given the log probabilities of its sampled levels (lots×S).
+
+    It is 1, and makes the gradient of a weighted sum the score-function estimator: Σ_s f_s (g_s − mean of the other g),
+    which is Σ_s (f_s − mean of the other f) g_s with g_s the gradient of the log probability of sample s.
+    """
+    zero = log_prob - log_prob.detach()
+    each = zero.new_zeros(units, zero.shape[1]).index_add(0, unit, zero)
+    others = (each.sum(1, keepdim=True) - each) / (zero.shape[1] - 1)
+    return 1.0 + each - others
 
 
 def _categorical_unknowns(

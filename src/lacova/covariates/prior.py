@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lacova.batches import Batch
 from lacova.covariates import belief as beliefs
-from lacova.covariates.em import fit_mixture
+from lacova.covariates.em import fit_mixture, regulariser, run_em
 from lacova.covariates.expectation import Scenarios
 from lacova.covariates.law import Belief, RowPrior
 from lacova.covariates.mixture import Mixture
@@ -31,6 +31,10 @@ class CovariatePrior(nn.Module, ABC):
     def prepare(self, table: Table) -> RowPrior:
         """p(x_u | x_o) of every row."""
 
+    @abstractmethod
+    def update(self, completed: Table) -> None:
+        """Move λ towards making the completed covariates of the training rows more likely."""
+
     def kl(self, q: Belief, scenarios: Scenarios, batch: Batch) -> Tensor:
         """KL[q(x_u) ‖ p(x_u | x_o)] over the batch's unknowns: analytic, the prior being factorised given x_o."""
         return beliefs.kl(q, given(batch).belief, batch, self.space)
@@ -41,7 +45,7 @@ class CovariatePrior(nn.Module, ABC):
 
     def log_density(self, x: Tensor, batch: Batch) -> Tensor:
         """log p(x_u | x_o) of completed rows (draws×N×Q), each row by itself: draws×N."""
-        return beliefs.log_density(given(batch).belief, x, batch, self.space)
+        return beliefs.log_density(given(batch).belief, x, ~batch.x_mask, self.space)
 
 
 def given(batch: Batch) -> RowPrior:
@@ -87,6 +91,9 @@ class FactorisedPrior(CovariatePrior):
             log_prob[q, : space.levels[q]] = (counts / total[q]).log()
         return cls(space, mean, var, log_prob)
 
+    def update(self, completed: Table) -> None:
+        self.load_state_dict(FactorisedPrior.learn(self.space, completed).state_dict())
+
     def override(self, codec: Codec, knowledge: Mapping[str, object]) -> None:
         """Replace columns by domain knowledge.
 
@@ -122,7 +129,13 @@ class JointPrior(CovariatePrior):
 
     @classmethod
     def learn(cls, space: CovariateSpace, table: Table, seed: int, components: int | None = None) -> JointPrior:
-        return cls(fit_mixture(space, table.x, table.x_mask, components, seed))
+        return cls(fit_mixture(space, table.x, table.x_mask, components, seed, group=table.patient))
+
+    def update(self, completed: Table) -> None:
+        """Two iterations of EM from the present mixture, whose Q-function is E_q log p(x) by one draw per row."""
+        x, mask = completed.x.double(), completed.x_mask
+        prior = regulariser(self.space, x, mask)
+        self.mixture.load_state_dict(run_em(self.mixture, x, mask, prior, iterations=2).mixture.state_dict())
 
     @torch.no_grad()
     def prepare(self, table: Table) -> RowPrior:

@@ -192,7 +192,7 @@ def by_joint(cell: Cell) -> Answer:
     model = lacova.GPPriorVAE(cell.schema, latent_dim=8)
     model.fit(
         cell.train.frame, cell.validation.frame, max_epochs=cell.options.epochs, batch_size=20, seed=cell.seed,
-        cap=cell.options.cap, device="cpu",
+        device="cpu",
     )  # fmt: skip
     test = model._encode(cell.test.frame)
     prob = np.zeros((*test.x.shape, cell.space.max_levels))
@@ -351,7 +351,7 @@ def run(options: argparse.Namespace) -> None:
         answer = METHODS[method](cell)
         took = {"seconds": round(time.perf_counter() - started, 1), "version": lacova.__version__}
         if method == "joint":
-            took |= {"epochs": options.epochs, "cap": options.cap}
+            took |= {"epochs": options.epochs}
         lines = [json.dumps(key | line | took) + "\n" for line in score(cell, truth, answer)]
         with RESULTS.open("a") as out:
             out.write("".join(lines))
@@ -426,8 +426,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--missing", type=float, nargs="+", default=[0.2, 0.4])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--epochs", type=int, default=60)
-    parser.add_argument("--cap", type=int, default=1, help="joint: largest table of missing categories summed exactly")
+    parser.add_argument("--epochs", type=int, default=150)
     parser.add_argument("--results", type=Path)
     options = parser.parse_args()
     if options.results is not None:

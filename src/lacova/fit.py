@@ -49,7 +49,7 @@ class FitOptions:
         prior_every: after so many epochs each time, the covariate prior takes a step towards the training covariates as
             q completes them; None leaves it as it was fitted to the observed entries.
         samples: draws of continuous x_u and of z per row and step.
-        cap: largest joint table of missing categories that is summed exactly; None for 64 states of a row, or 8 of a
+        cap: largest joint table of missing categories that is summed exactly; None for 64 states of a row, or 4 of a
             patient where the prior couples its rows. What does not fit is sampled.
         seed: of every random number; the same seed gives the same model on the same CPU.
         progress: show a progress bar on stderr; None shows it in a terminal only.

@@ -21,7 +21,7 @@ from lacova.covariates.space import CovariateSpace
 # Largest joint table of missing categories that is summed exactly, unless the caller says otherwise. A patient's is
 # smaller, because every state of a patient repeats all of its rows.
 ROW_CAP = 64
-PATIENT_CAP = 8
+PATIENT_CAP = 4
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,11 @@ def complete(
 ) -> Scenarios:  # fmt: skip
     """Scenarios of a batch under `belief`.
 
-    Categorical gaps of a unit are enumerated jointly while their table has at most `cap` states (None: ROW_CAP or
-    PATIENT_CAP), visit-constant columns first; what does not fit is sampled, at least twice, with score-function
-    gradients about the other samples' mean. Continuous gaps are sampled with reparameterised gradients. Units without
-    anything to sample have one sample only, unless `every_unit` is set.
+    Categorical gaps of a row are enumerated jointly while their table has at most `cap` states (None: ROW_CAP or
+    PATIENT_CAP); what does not fit is sampled, at least twice, with score-function gradients about the other samples'
+    mean. A patient whose whole table does not fit is sampled altogether: two draws of everything cost less than a part
+    of the table twice over, and measured the same. Continuous gaps are sampled with reparameterised gradients. Units
+    without anything to sample have one sample only, unless `every_unit` is set.
 
     Gaps outside `columns` (None: all) are no part of the scenarios: they hold some draw that nobody should read.
     """
@@ -157,9 +158,6 @@ def _categorical_unknowns(
     open_entries = torch.zeros_like(gaps)
     open_entries[:, space.categorical] = gaps[:, space.categorical]
     row, column = open_entries.nonzero(as_tuple=True)
-    static = torch.tensor(space.static)[column]
-    order = torch.argsort(unit[row] * 2 + (~static).long(), stable=True)
-    row, column = row[order], column[order]
     owner, levels = unit[row], torch.tensor(space.levels)[column]
 
     # Size of the joint table of each unknown and those before it in its unit, on the log scale.
@@ -171,7 +169,8 @@ def _categorical_unknowns(
     before = torch.zeros(units, dtype=torch.double)
     before[owner[first]] = (running - size)[first]
     running = running - before[owner]
-    enumerated = running <= math.log(cap) + 1e-9
+    whole = torch.zeros(units, dtype=torch.double).index_add(0, owner, size)
+    enumerated = (whole[owner] if couple else running) <= math.log(cap) + 1e-9
     stride = torch.where(enumerated, (running - size).exp().round(), 1.0).long()
     states = torch.zeros(units, dtype=torch.double).index_add(0, owner[enumerated], size[enumerated])
     return _Unknowns(owner, row, column, levels, enumerated, stride, states.exp().round().long())

@@ -55,3 +55,45 @@ def test_nll_is_in_the_units_of_the_measurements():
     each = [0.5 * math.log(2 * math.pi * var) + math.log(s) for s in codec.y_scale]
     seen = frame[["a", "b"]].notna().sum() / len(frame)
     assert model.score(frame)["nll"] == pytest.approx(np.dot(seen, each), rel=1e-5)
+
+
+def test_scores_by_column_are_what_the_draws_say():
+    model, frame = fitted("standard")
+    got = model.score(frame, columns=True, draws=50, seed=4)
+    draws, mean = model.sample(frame, draws=50, seed=4), model.predict(frame, draws=50, seed=4)
+    assert got.index.tolist() == ["a", "b"]
+    assert got.index.name == "measurement"
+    for name in ("a", "b"):
+        seen = frame.index[frame[name].notna()]
+        truth, mine = frame.loc[seen, name].to_numpy(), np.stack([draws[name][i].to_numpy() for i in seen])
+        assert got.loc[name, "entries"] == len(seen)
+        assert got.loc[name, "rmse"] == pytest.approx(np.sqrt(np.mean((mean.loc[seen, name] - truth) ** 2)), rel=1e-4)
+        low, high = np.quantile(mine, [0.25, 0.75], axis=1)
+        assert got.loc[name, "coverage50"] == pytest.approx(np.mean((low <= truth) & (truth <= high)))
+        pairs = np.abs(mine[:, :, None] - mine[:, None]).sum((1, 2)) / (50 * 49)
+        assert got.loc[name, "crps"] == pytest.approx(
+            np.mean(np.abs(mine - truth[:, None]).mean(1) - pairs / 2), rel=1e-3
+        )
+    whole = model.score(frame, draws=50, seed=4)
+    assert whole["nll"] == pytest.approx((got["nll"] * got["entries"]).sum() / len(frame))
+    assert whole["coverage90"] == pytest.approx(np.average(got["coverage90"], weights=got["entries"]))
+
+
+def test_a_column_without_truth_has_no_scores():
+    model, frame = fitted("standard")
+    got = model.score(frame.assign(b=np.nan), columns=True)
+    assert got.loc["b", "entries"] == 0
+    assert got.loc["b"].drop("entries").isna().all()
+    assert math.isfinite(model.score(frame.assign(b=np.nan))["nll"])
+    assert math.isnan(model.score(frame.assign(a=np.nan, b=np.nan))["rmse"])
+
+
+def test_embedding_is_the_encoders():
+    model, frame = fitted("standard")
+    z = model.embed(frame.set_index(frame.index + 7))
+    assert list(z.columns) == ["z1", "z1_var"]
+    assert z.index.tolist() == list(range(7, 87))
+    table = model._encode(frame)
+    mean, var = model._vae.encoder(table.y, table.y_mask, model._codec.space.features(table.x, table.x_mask))
+    assert np.allclose(z, torch.cat([mean, var], 1).detach().numpy(), atol=1e-6)
+    assert (z["z1_var"] > 0).all()

@@ -30,6 +30,14 @@ DRAWS = 200
 KEY = ("dataset", "model", "covariates", "missing", "seed")
 
 
+def pictures(file: Path | None) -> dict[int, np.ndarray] | None:
+    """The first 3 and the first 6 of a file with images `x` and labels `y`."""
+    if file is None:
+        return None
+    stored = np.load(file)
+    return {k: stored["x"][stored["y"] == k][0] / 255.0 for k in (3, 6)}
+
+
 def data(dataset: int, missing: float, seed: int, images: dict[int, np.ndarray] | None):
     """Complete and masked tables; the same for every method of a cell."""
     complete, masked = {}, {}
@@ -98,12 +106,9 @@ def work(job: tuple) -> list[dict]:
 
 
 def run(options: argparse.Namespace) -> None:
-    images = None
-    if options.images is not None:
-        stored = np.load(options.images)
-        images = {k: stored["x"][stored["y"] == k][0] / 255.0 for k in (3, 6)}
     settings = {
-        "images": images, "epochs": options.epochs, "patience": options.patience, "device": options.device,
+        "images": pictures(options.images),
+        "epochs": options.epochs, "patience": options.patience, "device": options.device,
         "score_device": "cuda" if torch.cuda.is_available() else "cpu",
         "fit": json.loads(options.fit),
     }  # fmt: skip

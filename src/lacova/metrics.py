@@ -8,18 +8,17 @@ import torch
 from torch import Tensor
 
 
-def gaussian_nll(location: Tensor, noise_var: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-    """Per row, −log N(y_o) with the mean and variance of the predictive draws: the moment-matched predictive NLL.
+def gaussian_nll(location: Tensor, noise_var: Tensor, y: Tensor) -> Tensor:
+    """Per entry, −log N(y) with the mean and variance of the predictive draws: the moment-matched predictive NLL.
 
     Args:
         location: locations per draw (draws×N×D).
         noise_var: σ_d² (D,).
-        y, mask: truth (N×D) and where to score it.
+        y: truth (N×D).
     """
     mean = location.mean(0)
     var = location.var(0, unbiased=False) + noise_var
-    each = 0.5 * ((y - mean) ** 2 / var + var.log() + math.log(2.0 * math.pi))
-    return torch.where(mask, each, 0.0).sum(-1)
+    return 0.5 * ((y - mean) ** 2 / var + var.log() + math.log(2.0 * math.pi))
 
 
 def crps(ordered: Tensor, y: Tensor) -> Tensor:
@@ -33,11 +32,11 @@ def crps(ordered: Tensor, y: Tensor) -> Tensor:
     return (ordered - y).abs().mean(0) - spread
 
 
-def coverage(ordered: Tensor, y: Tensor, mask: Tensor, level: float) -> Tensor:
-    """Share of the entries in `mask` that lie within the central interval of sorted draws (draws×…)."""
+def covered(ordered: Tensor, y: Tensor, level: float) -> Tensor:
+    """Which entries lie within the central interval of sorted draws (draws×…)."""
     low, high = quantile(ordered, (1.0 - level) / 2.0), quantile(ordered, (1.0 + level) / 2.0)
     inside: Tensor = (y >= low) & (y <= high)
-    return inside[mask].to(ordered.dtype).mean()
+    return inside
 
 
 def quantile(ordered: Tensor, share: float) -> Tensor:

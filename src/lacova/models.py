@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self, get_args, overload
 
 import numpy as np
 import pandas as pd
@@ -30,7 +30,7 @@ from lacova.objective import elbo, log_likelihood
 from lacova.predict import Draws, chunks, predictive_draws
 from lacova.priors import ConditionalNormal, GPPrior, LatentPrior, StandardNormal
 from lacova.schema import DataError, Schema
-from lacova.score import score
+from lacova.score import by_column, overall
 from lacova.table import Codec, Scaling, Table, check_scaling
 from lacova.vae import ConditionalVAE
 
@@ -250,10 +250,44 @@ class Model(ABC):
             out[rows] = value.cpu()
         return pd.Series(out.numpy(), index=data.index, name="log_likelihood")
 
-    def score(self, data: pd.DataFrame, *, draws: int = MEAN_DRAWS, seed: int = 0) -> dict[str, float]:
-        """Predict the measurements from the covariates alone and compare: see `lacova.score.score` for the scores."""
+    @overload
+    def score(
+        self, data: pd.DataFrame, *, columns: Literal[False] = ..., draws: int = ..., seed: int = ...
+    ) -> dict[str, float]: ...
+
+    @overload
+    def score(
+        self, data: pd.DataFrame, *, columns: Literal[True], draws: int = ..., seed: int = ...
+    ) -> pd.DataFrame: ...
+
+    def score(
+        self, data: pd.DataFrame, *, columns: bool = False, draws: int = MEAN_DRAWS, seed: int = 0
+    ) -> dict[str, float] | pd.DataFrame:
+        """Predict the measurements from the covariates alone and compare with those that are there.
+
+        Args:
+            data: rows with covariates and measurements, gaps allowed in both.
+            columns: False for one figure per score over all measurements: `nll`, the sum per row in the measurements'
+                own units, and per observed entry `rmse` and `crps` (divided by the training scale of the column) and
+                `coverage50`, `coverage90`, `coverage95` of central intervals. True for a table with one row per
+                measurement, everything per entry and in its own units.
+            draws: of x_u and z per row.
+            seed: of the draws.
+        """
         codec, vae = self._fitted()
-        return score(vae, codec, self._encode(data), _count(draws), self._noise(seed))
+        found = by_column(vae, codec, self._encode(data), _count(draws), self._noise(seed))
+        return found if columns else overall(found, codec.y_scale, len(data))
+
+    @torch.no_grad()
+    def embed(self, data: pd.DataFrame) -> pd.DataFrame:
+        """Mean and variance of q(z | y_o, x_o) of each row: columns `z1`, ..., then `z1_var`, ..."""
+        _, vae = self._fitted()
+        table = self._encode(data)
+        out = torch.empty(len(table), 2 * self.latent_dim, dtype=torch.float64)
+        for rows, batch in chunks(table, 1):
+            out[rows] = torch.cat(vae.encode(batch), dim=1).double().cpu()
+        names = [f"z{k + 1}" for k in range(self.latent_dim)]
+        return pd.DataFrame(out.numpy(), index=data.index, columns=[*names, *(f"{name}_var" for name in names)])
 
     @torch.no_grad()
     def elbo(self, data: pd.DataFrame, *, samples: int = 1, seed: int = 0) -> dict[str, float]:

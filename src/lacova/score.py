@@ -4,42 +4,64 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+import pandas as pd
 import torch
+from torch import Tensor
 
-from lacova.metrics import coverage, crps, gaussian_nll
+from lacova.metrics import covered, crps, gaussian_nll
 from lacova.predict import predictive_draws
-from lacova.table import Codec, Table
+from lacova.table import Codec, Floats, Table
 from lacova.vae import ConditionalVAE
 
-LEVELS = (0.5, 0.9, 0.95)
+LEVELS = {"coverage50": 0.5, "coverage90": 0.9, "coverage95": 0.95}
 
 
 @torch.no_grad()
-def score(vae: ConditionalVAE, codec: Codec, table: Table, draws: int, generator: torch.Generator) -> dict[str, float]:
+def by_column(vae: ConditionalVAE, codec: Codec, table: Table, draws: int, generator: torch.Generator) -> pd.DataFrame:
     """Predict every row of the table from its covariates alone and compare with its observed measurements.
 
-    Returns, in the measurements' own units: `nll`, the mean over rows of the moment-matched predictive negative
-    log-likelihood; and over observed entries `rmse`, `crps` (both divided by the training scale of the column) and
-    `coverage50`, `coverage90`, `coverage95` of central intervals.
+    Returns one row per measurement, each a mean over the column's observed `entries` and in its own units: `nll`, the
+    moment-matched predictive negative log-likelihood; `rmse`; `crps`; `coverage50`, `coverage90` and `coverage95` of
+    central intervals. NaN where nothing is observed.
     """
-    rows = entries = 0
-    sums = dict.fromkeys(("nll", "se", "crps", *LEVELS), 0.0)
+    sums = {name: np.zeros(table.y.shape[1]) for name in ("entries", "nll", "square", "crps", *LEVELS)}
     everything = torch.ones(len(table), dtype=torch.bool)
     for part in predictive_draws(vae, table, everything, draws, generator):
         y, mask = table.y[part.rows], table.y_mask[part.rows]
-        count = int(mask.sum())
-        nll = gaussian_nll(part.location, vae.likelihood.var, y, mask).double() - codec.log_jacobian(mask)
-        sums["nll"] += float(nll.sum())
-        sums["se"] += float((part.location.mean(0) - y)[mask].square().sum())
         ordered = part.y.sort(0).values
-        sums["crps"] += float(crps(ordered, y)[mask].sum())
-        for level in LEVELS:
-            sums[level] += float(coverage(ordered, y, mask, level)) * count if count else 0.0
-        rows, entries = rows + len(y), entries + count
-    shares = {f"coverage{round(100 * level)}": sums[level] / entries for level in LEVELS}
+        found: dict[str, Tensor] = {
+            "entries": mask,
+            "nll": gaussian_nll(part.location, vae.likelihood.var, y),
+            "square": (part.location.mean(0) - y).square(),
+            "crps": crps(ordered, y),
+            **{name: covered(ordered, y, level) for name, level in LEVELS.items()},
+        }
+        for name, values in found.items():
+            sums[name] += torch.where(mask, values.double(), 0.0).sum(0).cpu().numpy()
+    entries = np.where(sums["entries"] > 0, sums["entries"], np.nan)
+    columns = {
+        "entries": sums["entries"].astype(int),
+        "nll": sums["nll"] / entries + np.log(codec.y_scale),
+        "rmse": np.sqrt(sums["square"] / entries) * codec.y_scale,
+        "crps": sums["crps"] / entries * codec.y_scale,
+        **{name: sums[name] / entries for name in LEVELS},
+    }
+    return pd.DataFrame(columns, index=pd.Index(codec.schema.measurements, name="measurement"))
+
+
+def overall(scores: pd.DataFrame, scale: Floats, rows: int) -> dict[str, float]:
+    """One figure per score: `nll` as a sum per row, the others per entry, `rmse` and `crps` divided by the scale."""
+    entries = scores["entries"].to_numpy()
+    total = int(entries.sum())
+    seen = entries > 0
+
+    def mean(values: Floats) -> float:
+        return float((values * entries)[seen].sum() / total) if total else math.nan
+
     return {
-        "nll": sums["nll"] / rows,
-        "rmse": math.sqrt(sums["se"] / entries),
-        "crps": sums["crps"] / entries,
-        **shares,
+        "nll": mean(scores["nll"].to_numpy()) * total / rows,
+        "rmse": math.sqrt(mean((scores["rmse"].to_numpy() / scale) ** 2)),
+        "crps": mean(scores["crps"].to_numpy() / scale),
+        **{name: mean(scores[name].to_numpy()) for name in LEVELS},
     }

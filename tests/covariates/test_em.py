@@ -10,7 +10,9 @@ from torch.testing import assert_close
 
 from lacova.covariates import em
 from lacova.covariates.mixture import Mixture
+from lacova.covariates.prior import JointPrior
 from lacova.covariates.space import CovariateSpace
+from lacova.table import Table
 
 MIXED = CovariateSpace(("a", "c3", "b"), (0, 3, 0), (False,) * 3)
 TRUTH = Mixture(
@@ -146,6 +148,9 @@ def test_visits_of_a_patient_are_held_out_together():
     mask = torch.ones_like(x, dtype=torch.bool)
     assert len(em.fit_mixture(numbers(2), x, mask)) > 8
     assert len(em.fit_mixture(numbers(2), x, mask, group=patient)) <= 2
+    y = torch.zeros(600, 1)
+    table = Table(y, y.bool(), x, mask, patient, tuple(range(60)))
+    assert len(JointPrior.learn(numbers(2), table, seed=0).mixture) <= 2
 
 
 def test_memory_chunks_do_not_change_the_fit(monkeypatch):

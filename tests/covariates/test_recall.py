@@ -14,6 +14,7 @@ from lacova.covariates.longitudinal import LongitudinalPrior
 from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import FactorisedPrior, JointPrior
 from lacova.covariates.recall import LEAST, MOST, hidden_share, hide, recall
+from lacova.fit import _Rows
 from lacova.table import Table
 from tests.covariates import cases
 
@@ -132,3 +133,18 @@ def test_models_without_such_a_posterior_do_not_recall():
         assert not [name for name in model.training if "recall" in name]
     model = lacova.CVAE(schema, latent_dim=1).fit(train, train, max_epochs=1)
     assert {"recall", "validation_recall"} <= set(model.training)
+
+
+def test_in_training_the_prior_is_asked_again():
+    """What it said of a row's gaps before may rest on what is now hidden."""
+    schema = lacova.Schema(["u", "v"], {"age": "continuous", "sex": "categorical"})
+    _, train = readable(60, 0, 0.2)
+    model = lacova.CVAE(schema, latent_dim=1).fit(train, max_epochs=1)
+    t = model._codec.encode(train)
+    rows = _Rows(model._vae, t, hidden_share(t), model._options)
+    hidden = rows.hidden.table
+    want = model._vae.covariate_prior.prepare(hidden).belief
+    assert_close(hidden.given.belief.log_prob, want.log_prob)
+    changed = t.x_mask.any(1) & (t.x_mask != hidden.x_mask).any(1)
+    assert changed.any()
+    assert not torch.allclose(hidden.given.belief.mean[changed], rows.shown.table.given.belief.mean[changed])

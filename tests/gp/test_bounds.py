@@ -36,7 +36,7 @@ def rows_of(t, rows, q, scale=1.0, jitter=0.0):
     a = project(t.kernel, t.inducing, t.x[rows], jitter)
     count = int(rows.sum())
     return row_bound(
-        a, t.kernel.diagonal(t.kernel.shared), q, t.noise, t.mean[:, rows], t.var[:, rows],
+        a, t.kernel.diagonal(t.x[rows], t.kernel.shared), q, t.noise, t.mean[:, rows], t.var[:, rows],
         torch.arange(count), torch.ones(count, dtype=t.x.dtype), scale,
     )  # fmt: skip
 
@@ -73,7 +73,7 @@ def test_kernel_equals_loops_and_gpytorch():
     rbf.lengthscale = t.kernel.log_lengthscale[0][0, 0].exp().detach()
     theirs = t.kernel.log_variance[0, 0].exp() * rbf(t.x[:, :1], t.inducing[:, :1]).to_dense()
     close(t.kernel(t.x, t.inducing, [0])[0], theirs)
-    close(t.kernel.diagonal(every), t.kernel(t.x, t.x, every).diagonal(dim1=-2, dim2=-1)[:, 0])
+    close(t.kernel.diagonal(t.x, every), t.kernel(t.x, t.x, every).diagonal(dim1=-2, dim2=-1))
 
 
 def test_exact_kl_equals_torch_distributions():
@@ -135,7 +135,7 @@ def test_d3_agrees_with_gpytorch_svgp():
 
     full = torch.cat([x, torch.zeros(t.n, 1, dtype=x.dtype)], 1), torch.cat([s, torch.zeros(len(s), 1)], 1)
     ours = row_bound(
-        project(kernel, full[1].double(), full[0], 0.0), kernel.diagonal([0]), q, noise, mu, w,
+        project(kernel, full[1].double(), full[0], 0.0), kernel.diagonal(full[0], [0]), q, noise, mu, w,
         torch.arange(t.n), torch.ones(t.n, dtype=x.dtype), 1.0,
     ).value + q.kl()  # fmt: skip
     # −E_q log p(z | S) for q(z) = N(μ, W) is −SVGP's bound at μ plus ½tr(W)/σ²; then the entropy of q(z).
@@ -185,8 +185,8 @@ def best_d3_with_instance_as_category(t):
     a = project(kernel, s, x)
     args = (t.noise, t.mean, t.var, torch.arange(t.n), torch.ones(t.n, dtype=t.x.dtype), 1.0)
     start = Whitened(torch.zeros_like(random_q(t).mean), torch.eye(len(s), dtype=t.x.dtype).repeat(toys.L, 1, 1))
-    best = optimum(row_bound(a, kernel.diagonal(kernel.shared), start, *args).statistics)
-    return row_bound(a, kernel.diagonal(kernel.shared), best, *args).value + best.kl()
+    best = optimum(row_bound(a, kernel.diagonal(x, kernel.shared), start, *args).statistics)
+    return row_bound(a, kernel.diagonal(x, kernel.shared), best, *args).value + best.kl()
 
 
 def test_row_batches_average_to_the_whole():
@@ -326,8 +326,8 @@ class _Stub:
     def __call__(self, *args):
         return self.call(*args)
 
-    def diagonal(self, part):
-        return self.variance[list(part)].sum(0)
+    def diagonal(self, x, part):
+        return self.variance[list(part)].sum(0)[:, None]
 
 
 def test_permuting_rows_within_patients_and_patients_changes_nothing():

@@ -21,7 +21,9 @@ def absorb(t):
     m = len(t.inducing)
     q = Whitened(torch.zeros(toys.L, m).double(), torch.eye(m).double().repeat(toys.L, 1, 1))
     if not t.kernel.own:
-        stats = row_bound(a, t.kernel.diagonal(t.kernel.shared), q, t.noise, t.mean, t.var, rows, one, 1.0).statistics
+        stats = row_bound(
+            a, t.kernel.diagonal(t.x, t.kernel.shared), q, t.noise, t.mean, t.var, rows, one, 1.0
+        ).statistics
         return latent_posterior(stats, row_encoder_spread(a, t.noise, t.var, one))
     weight = torch.ones(int(t.group.max()) + 1, dtype=t.x.dtype)
     stats = patient_bound(t.kernel, a, t.x, t.group, q, t.noise, t.mean, t.var, rows, weight, 1.0).statistics

@@ -72,7 +72,7 @@ def row_bound(
 
     Args:
         a: projections of the K completed rows (L×M×K).
-        prior_var: k(x, x) of the shared components (L,).
+        prior_var: k(x, x) of the shared components at the completed rows (L×K).
         q: belief about v.
         noise: σ_z² (L,).
         mean, var: encoder output of the batch's rows (L×N̂).
@@ -82,7 +82,7 @@ def row_bound(
     """
     target = mean[:, row]
     misfit = (torch.einsum("lmk,lm->lk", a, q.mean) - target).square()
-    residual = prior_var[:, None] - a.square().sum(1)
+    residual = prior_var - a.square().sum(1)
     uncertain = ((misfit + residual + q.spread(a)) * weight).sum(-1) / noise
     certain = (var / noise[:, None] - var.log() + noise.log()[:, None] - 1.0).sum(-1)
     weighted = a.detach() * (weight / noise[:, None]).detach()[:, None, :]

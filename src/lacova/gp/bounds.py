@@ -15,6 +15,9 @@ from lacova.gp.inducing import NaturalStatistics, Whitened
 from lacova.gp.kernels import AdditiveKernel
 from lacova.linalg import cholesky, log_det, solve_lower
 
+# K_SS is zero where a linear kernel of a constant column is all there is; less than a rounding error otherwise.
+VANISHING = 1e-20
+
 
 class Bound(NamedTuple):
     """An upper bound without KL[q(v) ‖ p(v)]: its value for the batch, and the statistics that move q(v)."""
@@ -58,7 +61,8 @@ def exact_kl(mean: Tensor, var: Tensor, covariance: Tensor) -> Tensor:
 
 def project(kernel: AdditiveKernel, inducing: Tensor, x: Tensor, jitter: float | None = None) -> Tensor:
     """a (L×M×K): the rows x seen from the inducing inputs, under the shared components."""
-    factor = cholesky(kernel(inducing, inducing, kernel.shared), jitter)
+    eye = torch.eye(len(inducing), dtype=inducing.dtype, device=inducing.device)
+    factor = cholesky(kernel(inducing, inducing, kernel.shared) + VANISHING * eye, jitter)
     return solve_lower(factor, kernel(inducing, x, kernel.shared))
 
 

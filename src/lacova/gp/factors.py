@@ -139,12 +139,11 @@ def check_passed(components: Sequence[Component], passed: Mapping[str, object], 
             )
     for component in components:
         for factor in component.factors:
-            if factor.kernel in passed:
-                reason = _trial(passed[factor.kernel], len(factor.columns))
-                if reason:
-                    raise FormulaError(
-                        f"{factor} in term {component.formula(schema)!r}: {passed[factor.kernel]!r} {reason}"
-                    )
+            kernel = passed.get(factor.kernel)
+            reason = None if kernel is None else _trial(kernel, len(factor.columns))
+            if reason:
+                where = f"{factor} in term {component.formula(schema)!r}"
+                raise FormulaError(f"{where}: {type(kernel).__name__} {reason}")
 
 
 @torch.no_grad()

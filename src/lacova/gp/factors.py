@@ -46,7 +46,7 @@ class Linear(FactorKernel):
 
 
 class Periodic(FactorKernel):
-    """exp(−2 Σ_c sin²(π(x_c − x'_c)/p_c)/ℓ_c²), with the periods learnt, or fixed at `period`, in standardised units."""
+    """exp(−2 Σ_c sin²(π(x_c − x'_c)/p_c)/ℓ_c²), periods learnt or fixed at `period`, in standardised units."""
 
     log_period: Tensor
 

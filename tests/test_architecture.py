@@ -32,6 +32,7 @@ ORDER = [
     "covariates.recall",
     "gp",
     "gp.formula",
+    "gp.factors",
     "gp.kernels",
     "gp.inducing",
     "gp.bounds",

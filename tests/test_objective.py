@@ -13,7 +13,7 @@ from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import FactorisedPrior
 from lacova.covariates.space import CovariateSpace
 from lacova.gp.bounds import exact_kl
-from lacova.gp.formula import Component
+from lacova.gp.formula import Component, Factor
 from lacova.gp.inducing import InducingPoints
 from lacova.gp.kernels import AdditiveKernel
 from lacova.likelihoods import GaussianLikelihood
@@ -185,12 +185,15 @@ def test_elbo_meets_the_likelihood_with_a_missing_category(monkeypatch):
     assert elbo(vae, batch, noise(), samples).elbo < truth - 1e-3
 
 
+@pytest.mark.parametrize(
+    "component", [Component(("t",)), Component(factors=(Factor("lin", ("t",)),))], ids=["gp", "lin"]
+)
 @pytest.mark.parametrize("instance", [False, True])
-def test_gp_elbo_never_exceeds_the_dense_likelihood(monkeypatch, instance):
+def test_gp_elbo_never_exceeds_the_dense_likelihood(monkeypatch, instance, component):
     """y = z + noise with a GP prior on z: log p(Y | X) is a dense normal."""
     g = torch.Generator().manual_seed(0)
     space = CovariateSpace(("t",), (0,), (False,))
-    terms = [Component(("t",))] + ([Component(instance=True)] if instance else [])
+    terms = [component] + ([Component(instance=True)] if instance else [])
     n, patient = 6, torch.tensor([0, 0, 0, 1, 1, 2])
     x = torch.randn(n, 1, generator=g, dtype=torch.float64)
     kernel = AdditiveKernel(terms, space, 1)

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, get_args, overload
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lacova.batches import Batches
 from lacova.covariates.belief import best_guess
@@ -20,6 +20,7 @@ from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import CovariatePrior, FactorisedPrior, JointPrior
 from lacova.fit import FitOptions, fit
 from lacova.frames import completed, completed_draws, predicted, predicted_draws, summarise
+from lacova.gp.factors import check_passed
 from lacova.gp.formula import components
 from lacova.gp.inducing import InducingPoints, spread_rows
 from lacova.gp.kernels import AdditiveKernel
@@ -360,10 +361,13 @@ class GPPriorVAE(Model):
 
     Args:
         prior: a formula such as `"gp(day) + gp(day):cat(sex) + gp(day):cat(id)"`, one of the paper's variants
-            ("regression", "temporal", "longitudinal"), or None for the variant that suits the schema.
+            ("regression", "temporal", "longitudinal"), or None for the variant that suits the schema. The kernels are
+            `gp`, `cat`, `lin`, `periodic` and `matern`; see docs/formulas.md.
+        kernels: further kernels for the formula by name, such as `{"rough": gpytorch.kernels.RQKernel()}` for
+            `"rough(day, age)"`. Each latent dimension trains its own copy, on standardised columns.
         inducing: M, number of inducing inputs.
-        expectation: "sample" or "exact": how the bound is integrated over missing covariates. Exact sums grow with the
-            square of the number of components.
+        expectation: "sample" or "exact": how the bound is integrated over missing covariates. Exact sums are for
+            formulas of `gp` and `cat`, and grow with the square of the number of components.
 
     The other arguments are those of `Model`.
     """
@@ -372,14 +376,22 @@ class GPPriorVAE(Model):
     latent_weight = 1.0
 
     def __init__(
-        self, schema: Schema, *, prior: str | None = None, inducing: int = 60,
-        expectation: Literal["sample", "exact"] = "sample", **settings: Any,
+        self, schema: Schema, *, prior: str | None = None, kernels: Mapping[str, nn.Module] | None = None,
+        inducing: int = 60, expectation: Literal["sample", "exact"] = "sample", **settings: Any,
     ) -> None:  # fmt: skip
         super().__init__(schema, **settings)
         if expectation not in ("sample", "exact"):
             raise ValueError(f"expectation is {expectation!r}; expected 'sample' or 'exact'.")
         self.expectation = expectation
-        self.components = components(prior, schema)
+        self.kernels = dict(kernels or {})
+        self.components = components(prior, schema, self.kernels)
+        check_passed(self.components, self.kernels, schema)
+        sampled = next((component for component in self.components if component.factors), None)
+        if expectation == "exact" and sampled is not None:
+            raise ValueError(
+                'expectation="exact" is for terms of gp and cat, but the prior has the term '
+                f'{sampled.formula(schema)!r}; use expectation="sample".'
+            )
         self.inducing = _count(inducing, "inducing")
 
     @property
@@ -388,7 +400,8 @@ class GPPriorVAE(Model):
         return " + ".join(component.formula(self.schema) for component in self.components)
 
     def _latent_prior(self, codec: Codec, table: Table, covariates: FactorisedPrior, seed: int) -> LatentPrior:
-        kernel = AdditiveKernel(self.components, codec.space, self.latent_dim)
+        scale = dict(zip(codec.space.names, codec.x_scale.tolist(), strict=True))
+        kernel = AdditiveKernel(self.components, codec.space, self.latent_dim, scale=scale, passed=self.kernels)
         count = self.inducing if kernel.shared else 0
         inputs = _inducing_inputs(codec, table, covariates, count, seed)
         points = InducingPoints(inputs, codec.space, self.latent_dim)

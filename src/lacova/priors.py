@@ -178,7 +178,8 @@ class GPPrior(LatentPrior):
             inputs = uncertain(batch.x, batch.x_mask, belief, space)
             a = mean_projection(kernel, inducing, inputs, space).to(self.dtype)
             one = torch.ones(len(batch), dtype=self.dtype, device=a.device)
-            bound = row_bound(a, kernel.diagonal(kernel.shared), q, noise, mean, var, rows, one, batch.scale)
+            prior_var = kernel.diagonal(batch.x, kernel.shared)
+            bound = row_bound(a, prior_var, q, noise, mean, var, rows, one, batch.scale)
             weight = (batch.scale / noise)[:, None].expand(-1, len(batch))
         else:
             known = batch.x_mask[s.row]
@@ -191,8 +192,9 @@ class GPPrior(LatentPrior):
             block = inputs.take(pad.places)
             shared = expected_kernel(kernel, block, block, kernel.shared).to(self.dtype)
             self_pair = torch.eye(shared.shape[-1], dtype=torch.bool, device=shared.device)
-            shared = torch.where(self_pair, kernel.diagonal(kernel.shared)[:, None, None, None], shared)
             x, probability = s.x.to(self.dtype), s.weight.to(self.dtype)
+            prior_var = kernel.diagonal(x[pad.places], kernel.shared)
+            shared = torch.where(self_pair, prior_var[..., None], shared)
             bound = patient_bound(
                 kernel, a, x, s.scenario, q, noise, mean, var, s.row, probability, batch.scale, shared
             )
@@ -210,7 +212,7 @@ class GPPrior(LatentPrior):
         weight = s.weight.to(self.dtype)
         if self.couples_rows:
             return patient_bound(self.kernel, a, x, s.scenario, q, self.noise, mean, var, s.row, weight, scale)
-        prior_var = self.kernel.diagonal(self.kernel.shared)
+        prior_var = self.kernel.diagonal(x, self.kernel.shared)
         return row_bound(a, prior_var, q, self.noise, mean, var, s.row, weight, scale)
 
     @torch.no_grad()

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import gpytorch
 import pytest
 import torch
@@ -11,6 +13,7 @@ from lacova.linalg import cholesky
 from tests.gp import toys
 
 RTOL = 1e-8
+both_kinds = pytest.mark.parametrize("trends", [False, True], ids=["gp and cat", "other kernels"])
 
 
 def close(a, b, rtol=RTOL):
@@ -36,7 +39,7 @@ def rows_of(t, rows, q, scale=1.0, jitter=0.0):
     a = project(t.kernel, t.inducing, t.x[rows], jitter)
     count = int(rows.sum())
     return row_bound(
-        a, t.kernel.diagonal(t.kernel.shared), q, t.noise, t.mean[:, rows], t.var[:, rows],
+        a, t.kernel.diagonal(t.x[rows], t.kernel.shared), q, t.noise, t.mean[:, rows], t.var[:, rows],
         torch.arange(count), torch.ones(count, dtype=t.x.dtype), scale,
     )  # fmt: skip
 
@@ -63,42 +66,33 @@ def optimum(statistics):
     return Whitened(torch.cholesky_solve(statistics.shift[..., None], factor)[..., 0], factor)
 
 
-def test_kernel_equals_loops_and_gpytorch():
-    t = toys.toy()
-    every = (*t.kernel.shared, *t.kernel.own)
-    dense = t.kernel(t.x, t.inducing, every)
-    for l in range(toys.L):
-        close(dense[l], toys.kernel_by_loops(t.kernel, t.x, t.inducing, every, l))
-    rbf = gpytorch.kernels.RBFKernel().double()
-    rbf.lengthscale = t.kernel.log_lengthscale[0][0, 0].exp().detach()
-    theirs = t.kernel.log_variance[0, 0].exp() * rbf(t.x[:, :1], t.inducing[:, :1]).to_dense()
-    close(t.kernel(t.x, t.inducing, [0])[0], theirs)
-    close(t.kernel.diagonal(every), t.kernel(t.x, t.x, every).diagonal(dim1=-2, dim2=-1)[:, 0])
-
-
-def test_exact_kl_equals_torch_distributions():
-    t = toys.toy()
+@both_kinds
+def test_exact_kl_equals_torch_distributions(trends):
+    t = toys.toy(trends=trends)
     covariance = torch.stack([toys.dense_covariance(t, l) for l in range(toys.L)])
     for l in range(toys.L):
         close(exact_kl(t.mean, t.var, covariance)[l], toys.dense_kl(t.mean[l], t.var[l], covariance[l]))
 
 
-def test_d3_equals_the_printed_formula():
-    t = toys.toy(own=False)
+@both_kinds
+def test_d3_equals_the_printed_formula(trends):
+    t = toys.toy(own=False, trends=trends)
     q = random_q(t)
     printed = sum(toys.d3_as_printed(t, l, *unwhiten(t, q, l)) for l in range(toys.L))
     close(rows_of(t, everyone(t), q).value + q.kl(), printed)
 
 
-def test_d4_equals_the_printed_formula():
-    t = toys.toy()
+@both_kinds
+def test_d4_equals_the_printed_formula(trends):
+    t = toys.toy(trends=trends)
     q = random_q(t)
     printed = sum(toys.d4_as_printed(t, l, *unwhiten(t, q, l)) for l in range(toys.L))
     close(patients_of(t, [0, 1, 2, 3], q).value + q.kl(), printed)
 
 
-def test_d4_without_instance_component_is_d3():
-    t = toys.toy(own=False)
+@both_kinds
+def test_d4_without_instance_component_is_d3(trends):
+    t = toys.toy(own=False, trends=trends)
     q = random_q(t)
     close(patients_of(t, [0, 1, 2, 3], q).value, rows_of(t, everyone(t), q).value)
 
@@ -135,7 +129,7 @@ def test_d3_agrees_with_gpytorch_svgp():
 
     full = torch.cat([x, torch.zeros(t.n, 1, dtype=x.dtype)], 1), torch.cat([s, torch.zeros(len(s), 1)], 1)
     ours = row_bound(
-        project(kernel, full[1].double(), full[0], 0.0), kernel.diagonal([0]), q, noise, mu, w,
+        project(kernel, full[1].double(), full[0], 0.0), kernel.diagonal(full[0], [0]), q, noise, mu, w,
         torch.arange(t.n), torch.ones(t.n, dtype=x.dtype), 1.0,
     ).value + q.kl()  # fmt: skip
     # −E_q log p(z | S) for q(z) = N(μ, W) is −SVGP's bound at μ plus ½tr(W)/σ²; then the entropy of q(z).
@@ -144,8 +138,9 @@ def test_d3_agrees_with_gpytorch_svgp():
     close(ours, -elbo + 0.5 * (w / noise).sum() - entropy, rtol=1e-6)
 
 
-def test_gap_of_d3_when_inducing_inputs_are_the_data():
-    t = toys.toy(own=False)
+@both_kinds
+def test_gap_of_d3_when_inducing_inputs_are_the_data(trends):
+    t = toys.toy(own=False, trends=trends)
     t.inducing = t.x
     best = optimum(rows_of(t, everyone(t), random_q(t), jitter=1e-14).statistics)
     d3 = rows_of(t, everyone(t), best, jitter=1e-14).value + best.kl()
@@ -159,8 +154,9 @@ def test_gap_of_d3_when_inducing_inputs_are_the_data():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_bounds_are_ordered_at_their_optima(seed):
-    t = toys.toy(visits=(4, 2, 5, 1, 3), seed=seed)
+@both_kinds
+def test_bounds_are_ordered_at_their_optima(seed, trends):
+    t = toys.toy(visits=(4, 2, 5, 1, 3), seed=seed, trends=trends)
     exact = sum(toys.dense_kl(t.mean[l], t.var[l], toys.dense_covariance(t, l)) for l in range(toys.L))
     start = random_q(t)
     chosen = list(range(5))
@@ -176,7 +172,7 @@ def test_bounds_are_ordered_at_their_optima(seed):
 def best_d3_with_instance_as_category(t):
     space = CovariateSpace((*toys.SPACE.names, "id"), (*toys.SPACE.levels, 5), (False,) * 4)
     components = [
-        Component(c.continuous, (*c.categorical, "id") if c.instance else c.categorical) for c in t.kernel.components
+        replace(c, categorical=(*c.categorical, "id"), instance=False) if c.instance else c for c in t.kernel.components
     ]
     kernel = AdditiveKernel(components, space, toys.L)
     kernel.load_state_dict(t.kernel.state_dict())
@@ -185,8 +181,8 @@ def best_d3_with_instance_as_category(t):
     a = project(kernel, s, x)
     args = (t.noise, t.mean, t.var, torch.arange(t.n), torch.ones(t.n, dtype=t.x.dtype), 1.0)
     start = Whitened(torch.zeros_like(random_q(t).mean), torch.eye(len(s), dtype=t.x.dtype).repeat(toys.L, 1, 1))
-    best = optimum(row_bound(a, kernel.diagonal(kernel.shared), start, *args).statistics)
-    return row_bound(a, kernel.diagonal(kernel.shared), best, *args).value + best.kl()
+    best = optimum(row_bound(a, kernel.diagonal(x, kernel.shared), start, *args).statistics)
+    return row_bound(a, kernel.diagonal(x, kernel.shared), best, *args).value + best.kl()
 
 
 def test_row_batches_average_to_the_whole():
@@ -200,8 +196,9 @@ def test_row_batches_average_to_the_whole():
     close(torch.stack([p.statistics.shift for p in parts]).mean(0), whole.statistics.shift)
 
 
-def test_patient_batches_average_to_the_whole_with_ragged_visits():
-    t = toys.toy(visits=(3, 1, 4, 2, 5, 2))
+@both_kinds
+def test_patient_batches_average_to_the_whole_with_ragged_visits(trends):
+    t = toys.toy(visits=(3, 1, 4, 2, 5, 2), trends=trends)
     q = random_q(t)
     whole = patients_of(t, list(range(6)), q)
     parts = [patients_of(t, sorted(chosen), q, scale=3.0) for chosen in ([0, 4], [1, 2], [3, 5])]
@@ -210,8 +207,9 @@ def test_patient_batches_average_to_the_whole_with_ragged_visits():
     close(torch.stack([p.statistics.shift for p in parts]).mean(0), whole.statistics.shift)
 
 
-def test_natural_step_of_size_one_lands_on_the_optimum():
-    t = toys.toy(own=False)
+@both_kinds
+def test_natural_step_of_size_one_lands_on_the_optimum(trends):
+    t = toys.toy(own=False, trends=trends)
     points = InducingPoints(t.inducing, toys.SPACE, toys.L)
     statistics = rows_of(t, everyone(t), points.belief()).statistics
     points.natural_step(statistics, 1.0)
@@ -271,9 +269,10 @@ def test_kl_of_whitened_belief_equals_torch_distributions():
     close(q.kl(), total)
 
 
+@both_kinds
 @pytest.mark.parametrize("kind", ["rows", "patients"])
-def test_float32_is_finite_and_ordered_with_near_duplicate_inducing_points(kind):
-    t = toys.toy(visits=(6, 5, 7), seed=3, own=kind == "patients")
+def test_float32_is_finite_and_ordered_with_near_duplicate_inducing_points(kind, trends):
+    t = toys.toy(visits=(6, 5, 7), seed=3, own=kind == "patients", trends=trends)
     t.inducing = torch.cat([t.x[:9], t.x[:9] + 1e-6, t.x[:9]])
     exact = sum(toys.dense_kl(t.mean[l], t.var[l], toys.dense_covariance(t, l)) for l in range(toys.L))
     values = {}
@@ -292,17 +291,15 @@ def test_float32_is_finite_and_ordered_with_near_duplicate_inducing_points(kind)
     torch.testing.assert_close(values[torch.float32].double(), values[torch.float64], rtol=1e-3, atol=0.0)
 
 
+@both_kinds
 @pytest.mark.parametrize("which", ["rows", "patients", "exact"])
-def test_gradients(which):
-    t = toys.toy(visits=(2, 1, 3), inducing=3, own=which != "rows")
+def test_gradients(which, trends):
+    t = toys.toy(visits=(2, 1, 3), inducing=3, own=which != "rows", trends=trends)
     q = random_q(t)
     names = [name for name, _ in t.kernel.named_parameters()]
 
     def value(mean, var, noise, inducing, *parameters):
-        def call(*args):
-            return torch.func.functional_call(t.kernel, dict(zip(names, parameters, strict=True)), args)
-
-        kernel = _Stub(call, t.kernel, dict(zip(names, parameters, strict=True)))
+        kernel = _Stub(t.kernel, dict(zip(names, parameters, strict=True)))
         other = toys.Toy(kernel, t.x, t.group, mean, var, noise, inducing)
         if which == "rows":
             return rows_of(other, everyone(t), q).value
@@ -319,15 +316,24 @@ def test_gradients(which):
 class _Stub:
     """The kernel with other parameters, as a function of them."""
 
-    def __init__(self, call, kernel, parameters):
-        self.call, self.shared, self.own = call, kernel.shared, kernel.own
-        self.variance = parameters["log_variance"].exp()
+    def __init__(self, kernel, parameters):
+        self.kernel, self.parameters, self.shared, self.own = kernel, parameters, kernel.shared, kernel.own
 
     def __call__(self, *args):
-        return self.call(*args)
+        return torch.func.functional_call(self.kernel, self.parameters, args)
 
-    def diagonal(self, part):
-        return self.variance[list(part)].sum(0)
+    def diagonal(self, *args):
+        inner = {f"kernel.{name}": value for name, value in self.parameters.items()}
+        return torch.func.functional_call(_Diagonal(self.kernel), inner, args)
+
+
+class _Diagonal(torch.nn.Module):
+    def __init__(self, kernel):
+        super().__init__()
+        self.kernel = kernel
+
+    def forward(self, *args):
+        return self.kernel.diagonal(*args)
 
 
 def test_permuting_rows_within_patients_and_patients_changes_nothing():

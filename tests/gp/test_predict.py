@@ -8,6 +8,7 @@ from lacova.gp.predict import History, latent_posterior, patient_encoder_spread,
 from tests.gp import toys
 
 RTOL = 1e-8
+both_kinds = pytest.mark.parametrize("trends", [False, True], ids=["gp and cat", "other kernels"])
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +22,9 @@ def absorb(t):
     m = len(t.inducing)
     q = Whitened(torch.zeros(toys.L, m).double(), torch.eye(m).double().repeat(toys.L, 1, 1))
     if not t.kernel.own:
-        stats = row_bound(a, t.kernel.diagonal(t.kernel.shared), q, t.noise, t.mean, t.var, rows, one, 1.0).statistics
+        stats = row_bound(
+            a, t.kernel.diagonal(t.x, t.kernel.shared), q, t.noise, t.mean, t.var, rows, one, 1.0
+        ).statistics
         return latent_posterior(stats, row_encoder_spread(a, t.noise, t.var, one))
     weight = torch.ones(int(t.group.max()) + 1, dtype=t.x.dtype)
     stats = patient_bound(t.kernel, a, t.x, t.group, q, t.noise, t.mean, t.var, rows, weight, 1.0).statistics
@@ -52,10 +55,11 @@ def dense_prediction(t, l, x, group, low_rank):
     return gain @ t.mean[l], covariance + t.noise[l] * torch.eye(len(x), dtype=x.dtype)
 
 
+@both_kinds
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("low_rank", [False, True])
-def test_prediction_equals_dense_algebra(own, low_rank):
-    t = toys.toy(visits=(3, 1, 4, 2), own=own)
+def test_prediction_equals_dense_algebra(own, low_rank, trends):
+    t = toys.toy(visits=(3, 1, 4, 2), own=own, trends=trends)
     if not low_rank:
         t.inducing = t.x
     new = toys.toy(visits=(2, 1, 3), seed=9).x
@@ -72,9 +76,10 @@ def test_prediction_equals_dense_algebra(own, low_rank):
         torch.testing.assert_close(covariance[l, 1, 0, 0], want_covariance[2, 2], rtol=RTOL, atol=1e-8)
 
 
+@both_kinds
 @pytest.mark.parametrize("low_rank", [False, True])
-def test_prediction_with_history_of_a_training_patient_equals_dense_algebra(low_rank):
-    t = toys.toy(visits=(3, 1, 4, 2))
+def test_prediction_with_history_of_a_training_patient_equals_dense_algebra(low_rank, trends):
+    t = toys.toy(visits=(3, 1, 4, 2), trends=trends)
     if not low_rank:
         t.inducing = t.x
     new = toys.toy(visits=(5,), seed=9).x

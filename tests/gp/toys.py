@@ -1,18 +1,33 @@
 """Small Gaussian-process problems and slow, obvious references for them."""
 
 import copy
+import math
 from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
 from lacova.covariates.space import CovariateSpace
-from lacova.gp.formula import Component
+from lacova.gp.formula import Component, Factor
 from lacova.gp.kernels import AdditiveKernel
 
 SPACE = CovariateSpace(names=("t", "age", "sex"), levels=(0, 0, 2), static=(False, False, False))
 SHARED = (Component(("t",)), Component(("t", "age"), ("sex",)))
 OWN = (Component(instance=True), Component(("t",), instance=True))
+# lin(t) + gp(t):lin(t, age) + periodic(age, period=0.8):cat(sex) + matern(t, age, nu=1.5) + gp(age)
+TRENDS = (
+    Component(factors=(Factor("lin", ("t",)),)),
+    Component(("t",), factors=(Factor("lin", ("t", "age")),)),
+    Component((), ("sex",), factors=(Factor("periodic", ("age",), 0.8),)),
+    Component(factors=(Factor("matern", ("t", "age"), 1.5),)),
+    Component(("age",)),
+)
+# cat(id) + lin(t):cat(id) + periodic(t):matern(age):cat(id)
+OWN_TRENDS = (
+    Component(instance=True),
+    Component(instance=True, factors=(Factor("lin", ("t",)),)),
+    Component(instance=True, factors=(Factor("periodic", ("t",)), Factor("matern", ("age",)))),
+)
 L = 2
 
 
@@ -36,11 +51,12 @@ def cast(t: Toy, dtype):
     return replace(t, kernel=copy.deepcopy(t.kernel).to(dtype), **floats)
 
 
-def toy(visits=(3, 1, 4, 2), own=True, inducing=5, seed=0):
+def toy(visits=(3, 1, 4, 2), own=True, inducing=5, seed=0, trends=False):
     dtype = torch.float64
     g = torch.Generator().manual_seed(seed)
     n = sum(visits)
-    kernel = AdditiveKernel(SHARED + (OWN if own else ()), SPACE, L, dtype=dtype)
+    shared, mine = (TRENDS, OWN_TRENDS) if trends else (SHARED, OWN)
+    kernel = AdditiveKernel(shared + (mine if own else ()), SPACE, L, dtype=dtype)
     for p in kernel.parameters():
         p.data.add_(0.3 * torch.randn(p.shape, generator=g, dtype=dtype))
     x = torch.randn(n, 3, generator=g, dtype=dtype)
@@ -68,8 +84,31 @@ def kernel_by_loops(kernel, x1, x2, part, l):
                 for name in c.categorical:
                     q = SPACE.names.index(name)
                     value = value * float(x1[i, q] == x2[j, q])
+                for factor, parameters in zip(c.factors, kernel.factors(r), strict=True):
+                    value = value * factor_by_hand(factor, parameters, x1[i], x2[j], l)
                 out[i, j] += value
     return out
+
+
+def factor_by_hand(factor, parameters, x1, x2, l):
+    """One value of a kernel other than `gp` and `cat`, column by column."""
+    columns = [SPACE.names.index(name) for name in factor.columns]
+    if factor.kernel == "lin":
+        return sum(x1[q] * x2[q] for q in columns)
+    if factor.kernel == "periodic":
+        value = 1.0
+        for k, q in enumerate(columns):
+            period = factor.option or parameters.log_period[k, l].exp()
+            scale = parameters.log_lengthscale[k, l].exp()
+            value = value * torch.exp(-2 * torch.sin(math.pi * (x1[q] - x2[q]) / period) ** 2 / scale**2)
+        return value
+    if factor.kernel == "matern":
+        scales = parameters.log_lengthscale[:, l].exp()
+        r = sum((x1[q] - x2[q]) ** 2 / scale**2 for q, scale in zip(columns, scales, strict=True)).sqrt()
+        nu = factor.option or 2.5
+        d = math.sqrt(2 * nu) * r
+        return {0.5: 1.0, 1.5: 1 + d, 2.5: 1 + d + d**2 / 3}[nu] * torch.exp(-d)
+    return parameters.copies[l](x1[None, columns], x2[None, columns]).to_dense()[0, 0]
 
 
 def dense_covariance(t: Toy, l: int):

@@ -15,6 +15,9 @@ from lacova.gp.inducing import NaturalStatistics, Whitened
 from lacova.gp.kernels import AdditiveKernel
 from lacova.linalg import cholesky, log_det, solve_lower
 
+# K_SS is zero where a linear kernel of a constant column is all there is; less than a rounding error otherwise.
+VANISHING = 1e-20
+
 
 class Bound(NamedTuple):
     """An upper bound without KL[q(v) ‖ p(v)]: its value for the batch, and the statistics that move q(v)."""
@@ -58,7 +61,8 @@ def exact_kl(mean: Tensor, var: Tensor, covariance: Tensor) -> Tensor:
 
 def project(kernel: AdditiveKernel, inducing: Tensor, x: Tensor, jitter: float | None = None) -> Tensor:
     """a (L×M×K): the rows x seen from the inducing inputs, under the shared components."""
-    factor = cholesky(kernel(inducing, inducing, kernel.shared), jitter)
+    eye = torch.eye(len(inducing), dtype=inducing.dtype, device=inducing.device)
+    factor = cholesky(kernel(inducing, inducing, kernel.shared) + VANISHING * eye, jitter)
     return solve_lower(factor, kernel(inducing, x, kernel.shared))
 
 
@@ -72,7 +76,7 @@ def row_bound(
 
     Args:
         a: projections of the K completed rows (L×M×K).
-        prior_var: k(x, x) of the shared components (L,).
+        prior_var: k(x, x) of the shared components at the completed rows (L×K).
         q: belief about v.
         noise: σ_z² (L,).
         mean, var: encoder output of the batch's rows (L×N̂).
@@ -82,7 +86,7 @@ def row_bound(
     """
     target = mean[:, row]
     misfit = (torch.einsum("lmk,lm->lk", a, q.mean) - target).square()
-    residual = prior_var[:, None] - a.square().sum(1)
+    residual = prior_var - a.square().sum(1)
     uncertain = ((misfit + residual + q.spread(a)) * weight).sum(-1) / noise
     certain = (var / noise[:, None] - var.log() + noise.log()[:, None] - 1.0).sum(-1)
     weighted = a.detach() * (weight / noise[:, None]).detach()[:, None, :]

@@ -144,10 +144,11 @@ def test_a_version_that_is_none_is_refused(path, version):
     refused(path, seal(header, {**document, "format_version": version}, body), "header cannot be read")
 
 
-def test_a_document_nested_without_end_is_refused(path):
-    header, _, body = split(path.read_bytes())
+def test_documents_that_are_no_good_json_are_refused(path):
+    header, document, body = split(path.read_bytes())
     for bomb in (100_000 * "[", '{"sha256": ' * 100_000, "NaN", '{"format": ' + 5000 * "9" + "}"):
         refused(path, seal(header, bomb, body), "header cannot be read")
+    refused(path, seal(header, {**document, "n": math.nan}, body), "header cannot be read")
     raw = b'{"__metadata__":{"lacova":' + 50_000 * b"["
     refused(path, len(raw).to_bytes(8, "little") + raw, "header cannot be read")
 

@@ -170,8 +170,9 @@ def pack(value: object, what: str) -> Any:
         return sorted((pack(v, what) for v in value), key=json.dumps)
     if isinstance(value, tuple | list):
         return [pack(v, what) for v in value]
+    shown = " ".join(repr(value).split())[:80]
     raise StorageError(
-        f"{what}: a file cannot hold {value!r} of type {type(value).__name__}; it takes text, numbers, True, False and "
+        f"{what}: a file cannot hold {shown} of type {type(value).__name__}; it takes text, numbers, True, False and "
         "timestamps without a time zone. Turn such values into text and fit again."
     )
 
@@ -189,6 +190,6 @@ def unpack(value: Any) -> Any:
             return float(text)
         case {"timestamp": [int(count), "s" | "ms" | "us" | "ns" as unit]}:
             return pd.Timestamp(np.int64(count).view(f"datetime64[{unit}]"))
-        case {"map": [*pairs]}:
+        case {"map": [*pairs]} if all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
             return {unpack(k): unpack(v) for k, v in pairs}
     raise ValueError("a value in it is of no known type")

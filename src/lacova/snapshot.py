@@ -27,6 +27,7 @@ from lacova.table import Codec
 from lacova.vae import ConditionalVAE
 from lacova.version import __version__
 
+LABEL = str | int | float | pd.Timestamp  # a bool is an int
 SCALES = ("y_shift", "y_scale", "x_shift", "x_scale")
 NETWORKS: dict[str, type[Dense] | type[Conv]] = {"Dense": Dense, "Conv": Conv}
 MAX_SIZE, MAX_LAYERS, MAX_KERNELS = 2**31, 1_000, 5_000
@@ -40,6 +41,7 @@ FORMULA = re.compile(rf"{TERM}(?: \+ {TERM})*")
 class Storable(Protocol):
     """What is needed of a model to take it apart and to put it together."""
 
+    schema: Schema
     covariates: Any
     covariate_prior: dict[str, object]
     training: pd.DataFrame | None
@@ -65,19 +67,19 @@ def take_apart(model: Storable) -> tuple[dict[str, Any], dict[str, Tensor]]:
     document = {
         "model": type(model).__name__,
         "settings": _settings(model),
-        "schema": {field.name: pack(getattr(schema, field.name), f"schema, {field.name}") for field in fields(schema)},
-        "levels": [[pack(k, "covariates"), pack(v, f"levels of column {k!r}")] for k, v in codec.levels.items()],
+        "schema": {field.name: pack(getattr(schema, field.name), "schema") for field in fields(schema)},
+        "levels": {"map": [[pack(k, "schema"), pack(v, f"levels of column {k!r}")] for k, v in codec.levels.items()]},
         "options": {k: pack(v, f"fit option {k}") for k, v in asdict(model._options).items()},
         "sizes": _sizes(vae),
         "training": pack(list(training.columns), "columns of training"),
         "trained": pack(model._trained, f"labels of the instance column {schema.instance!r}"),
     }
     try:
-        same = _settings(_unfitted(type(model), schema, document)) == document["settings"]
+        again = _unfitted(type(model), _schema(document), document)
     except ValueError as error:
-        raise StorageError(f"the settings cannot be written down: {error}") from error
-    if not same:
-        raise StorageError("the settings cannot be written down: they would not come back as they are.")
+        raise StorageError(f"schema and settings cannot be written down: {str(error).rstrip('.')}.") from error
+    if again.schema != schema or _settings(again) != document["settings"]:
+        raise StorageError("schema and settings cannot be written down: they would not come back as they are.")
     tensors = {f"vae.{name}": value for name, value in vae.state_dict().items()}
     tensors |= {f"codec.{name}": torch.as_tensor(getattr(codec, name), dtype=torch.float64) for name in SCALES}
     tensors["training"] = torch.tensor(training.to_numpy(dtype=float))
@@ -93,7 +95,7 @@ def put_together(document: Mapping[str, Any], tensors: Mapping[str, Tensor], cla
     kind, parts = document["model"], _Tensors(tensors)
     if kind not in classes:
         raise StorageError(f"its model is {kind!r}; expected {' or '.join(classes)}")
-    schema = Schema(**_known(document, "schema", [field.name for field in fields(Schema)]))
+    schema = _schema(document)
     model = _unfitted(classes[kind], schema, document)
     model._codec = codec = _codec(schema, document, parts)
     FactorisedPrior.blank(codec.space).override(codec, model.covariate_prior)  # refuses knowledge that makes no sense
@@ -101,8 +103,8 @@ def put_together(document: Mapping[str, Any], tensors: Mapping[str, Tensor], cla
     sizes = {name: _whole(n, 0) for name, n in document["sizes"].items()}
     model._vae = _read_into(partial(model._blank, codec, sizes), parts)
     model._fill = _fill(model.covariates, codec, parts) if model.covariates in FILLS else None
-    model._trained = frozenset(_labels(document["trained"]))
-    columns = _labels(document["training"])
+    model._trained = frozenset(_labels(unpack(document["trained"])))
+    columns = _labels(unpack(document["training"]))
     model.training = pd.DataFrame(
         parts.take("training", torch.float64, None, len(columns)).numpy(), columns=list(columns)
     )
@@ -141,13 +143,23 @@ def _settings(model: Storable) -> dict[str, Any]:
     return {name: pack(value, f"setting {name}") for name, value in values.items()}
 
 
+def _schema(document: Mapping[str, Any]) -> Schema:
+    schema = Schema(**_known(document, "schema", [field.name for field in fields(Schema)]))
+    if not all(isinstance(name, LABEL) for name in schema.columns):
+        raise StorageError("a column is named by something other than text or a number")
+    return schema
+
+
 def _unfitted(cls: type[M], schema: Schema, document: Mapping[str, Any]) -> M:
     """The model before it was fitted."""
     settings = _known(document, "settings", _setting_names(cls))
     networks = _networks(settings.pop("networks"))
     formula = settings.get("prior")
     if formula is not None and not (FORMULA.fullmatch(formula) and formula.count("(") <= MAX_KERNELS):
-        raise StorageError(f"its formula is not a sum of products of at most {MAX_KERNELS} kernels")
+        raise StorageError(
+            f"its formula is no plain sum of products of kernels, has more than {MAX_KERNELS:,} of them, or names a "
+            "column with a backtick"
+        )
     if not math.isfinite(settings.get("noise_floor", 1.0)):
         raise StorageError("its noise_floor is not finite")
     return cls(schema, networks=networks, **settings)
@@ -164,21 +176,22 @@ def _networks(stored: dict[str, Any]) -> Dense | Conv:
 def _known(document: Mapping[str, Any], part: str, names: list[str]) -> dict[str, Any]:
     """A part of the document whose names are known; what is not there has its default."""
     if not isinstance(document[part], dict):
-        raise StorageError(f"its {part} are not what they should be")
+        raise StorageError(f"its {part} cannot be read")
     strange = [name for name in document[part] if name not in names]
     if strange:
+        writer = written_by(document)
         raise StorageError(
-            f"its {part} have {strange[0]!r}, which lacova {__version__} does not know; "
-            f"it was written by lacova {written_by(document)}"
+            f"{strange[0]!r} in its {part} is unknown to lacova {__version__}; install lacova {writer}, which wrote it"
         )
     return {name: unpack(value) for name, value in document[part].items()}
 
 
 def _codec(schema: Schema, document: Mapping[str, Any], parts: _Tensors) -> Codec:
-    levels = {unpack(name): _labels(values) for name, values in document["levels"]}
-    if list(levels) != [name for name, kind in schema.covariates.items() if kind == "categorical"]:
+    levels = unpack(document["levels"])
+    categories = [name for name, kind in schema.covariates.items() if kind == "categorical"]
+    if not isinstance(levels, dict) or list(levels) != categories:
         raise StorageError("its levels are not those of the categorical covariates")
-    if any(len(values) == 0 or len(set(values)) < len(values) for values in levels.values()):
+    if any(len(_labels(values)) == 0 or len(set(values)) < len(values) for values in levels.values()):
         raise StorageError("its levels are not all different")
     lengths = {"y": len(schema.measurements), "x": len(schema.covariates)}
     scales = {name: parts.take(f"codec.{name}", torch.float64, lengths[name[0]]).numpy() for name in SCALES}
@@ -189,10 +202,9 @@ def _codec(schema: Schema, document: Mapping[str, Any], parts: _Tensors) -> Code
     return Codec(schema, **scales, levels=levels)
 
 
-def _labels(packed: Any) -> tuple[Any, ...]:
+def _labels(values: Any) -> tuple[Any, ...]:
     """Levels or instances, each a single value."""
-    values = unpack(packed)
-    if not isinstance(values, tuple) or not all(isinstance(v, str | int | float | pd.Timestamp) for v in values):
+    if not isinstance(values, tuple) or not all(isinstance(v, LABEL) for v in values):
         raise StorageError("its labels are not all text, numbers, True, False or timestamps")
     return values
 

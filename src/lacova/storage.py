@@ -27,7 +27,8 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> CVAE | GPPriorVAE
     except MemoryError:
         raise
     except Exception as error:  # whatever it is that the content makes stumble, the content is at fault
-        reason = "".join(c if c.isprintable() else " " for c in str(error)[:200]).rstrip(". ")
+        reason = str(error)[:200] if isinstance(error, ValueError) else "its parts do not fit together"
+        reason = "".join(c if c.isprintable() else " " for c in reason).rstrip(". ")
         raise StorageError(f"{os.fspath(path)} cannot be loaded: {reason}.") from error
     model._fitted()[1].to(target)
     return model

@@ -12,6 +12,7 @@ ROOT = Path(lacova.__file__).parent
 
 # The one order of the package: a module imports from those above it only.
 ORDER = [
+    "version",
     "schema",
     "linalg",
     "covariates",
@@ -47,7 +48,10 @@ ORDER = [
     "metrics",
     "score",
     "frames",
+    "archive",
+    "snapshot",
     "models",
+    "storage",
     "",  # lacova itself
     "datasets*",  # may import from one another
     "demo",

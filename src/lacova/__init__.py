@@ -1,14 +1,15 @@
 """lacova: conditional and Gaussian-process-prior VAEs that learn through missing covariates."""
 
+from lacova.archive import StorageError
 from lacova.fit import FitOptions, TrainingError
 from lacova.gp.formula import FormulaError
 from lacova.models import CVAE, GPPriorVAE, NotFittedError
 from lacova.networks import Conv, Dense
 from lacova.schema import DataError, Schema, SchemaError
-
-__version__ = "0.1.0"
+from lacova.storage import load
+from lacova.version import __version__
 
 __all__ = [
     "CVAE", "Conv", "DataError", "Dense", "FitOptions", "FormulaError", "GPPriorVAE", "NotFittedError", "Schema",
-    "SchemaError", "TrainingError",
+    "SchemaError", "StorageError", "TrainingError", "__version__", "load",
 ]  # fmt: skip

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, Self, get_args, overload
 
 import numpy as np
@@ -12,10 +14,12 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from lacova.archive import StorageError, write
 from lacova.batches import Batches
 from lacova.covariates.belief import best_guess
 from lacova.covariates.fill import FILLS, Fill
 from lacova.covariates.longitudinal import LongitudinalPrior
+from lacova.covariates.mixture import Mixture
 from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import CovariatePrior, FactorisedPrior, JointPrior
 from lacova.fit import FitOptions, fit
@@ -32,6 +36,7 @@ from lacova.predict import Draws, chunks, predictive_draws
 from lacova.priors import ConditionalNormal, GPPrior, LatentPrior, StandardNormal
 from lacova.schema import DataError, Schema
 from lacova.score import by_column, overall
+from lacova.snapshot import take_apart
 from lacova.table import Codec, Scaling, Table, check_scaling
 from lacova.vae import ConditionalVAE
 
@@ -99,7 +104,8 @@ class Model(ABC):
     latent_weight: float
 
     @abstractmethod
-    def _latent_prior(self, codec: Codec, table: Table, covariates: FactorisedPrior, seed: int) -> LatentPrior: ...
+    def _latent_prior(self, codec: Codec, inputs: Callable[[int], Tensor]) -> LatentPrior:
+        """p(z | x); `inputs` gives as many inducing inputs as are asked for, or as there are different rows."""
 
     def fit(
         self, train: pd.DataFrame, validation: pd.DataFrame | None = None, *, max_epochs: int = 200,
@@ -119,10 +125,10 @@ class Model(ABC):
         settings = FitOptions(**{**usual, **options}, max_epochs=max_epochs, seed=seed)
         if self.covariate_prior and settings.prior_every is not None:
             raise ValueError("covariate_prior states what prior_every would unlearn; leave one of them out.")
-        target = _device(device)
+        target = resolve_device(device)
         codec = Codec.learn(self.schema, train, self.scaling)
         table = codec.encode(train)
-        fill = Fill(self.covariates, codec, table) if self.covariates in FILLS else None
+        fill = Fill.learn(self.covariates, codec, table) if self.covariates in FILLS else None
         held_out = None if validation is None else codec.encode(validation)
         if fill is not None:
             table, held_out = fill(table), None if held_out is None else fill(held_out)
@@ -137,18 +143,41 @@ class Model(ABC):
         return self
 
     def _assemble(self, codec: Codec, table: Table, seed: int) -> ConditionalVAE:
-        measurements = len(self.schema.measurements)
         marginal = FactorisedPrior.learn(codec.space, table)
         marginal.override(codec, self.covariate_prior)
         prior = self._covariate_prior(codec, table, marginal, seed)
+        latent = self._latent_prior(codec, partial(_inducing_inputs, codec, table, marginal, seed))
+        return self._join(codec, marginal, prior, latent, GaussianLikelihood.learn(table, self.noise_floor))
+
+    def _blank(self, codec: Codec, sizes: Mapping[str, int]) -> ConditionalVAE:
+        """Of the right shape, to read stored numbers into; `sizes` are those that training rows decide."""
+        space = codec.space
+        marginal = FactorisedPrior.blank(space)
+        prior: CovariatePrior = marginal
+        if self.covariates == "joint":
+            mixture = Mixture.blank(space, sizes["mixture"])
+            prior = JointPrior(mixture)
+            if self.schema.instance is not None:
+                rates = torch.zeros(len(space.names), dtype=torch.float64)
+                generators = rates.new_zeros(len(rates), space.max_levels, space.max_levels)
+                prior = LongitudinalPrior(mixture, FactorisedPrior.blank(space), rates, self._time(codec), generators)
+        latent = self._latent_prior(codec, lambda _: torch.zeros(sizes["inducing"], len(space.names)))
+        likelihood = GaussianLikelihood(torch.ones(len(self.schema.measurements)), self.noise_floor)
+        return self._join(codec, marginal, prior, latent, likelihood)
+
+    def _join(
+        self, codec: Codec, marginal: FactorisedPrior, prior: CovariatePrior, latent: LatentPrior,
+        likelihood: GaussianLikelihood,
+    ) -> ConditionalVAE:  # fmt: skip
+        measurements = len(self.schema.measurements)
         seen = 0 if self.covariates == "paper" else measurements
         return ConditionalVAE(
             codec.space, measurements, self.latent_dim, self.networks, decoder_sees_x=self.decoder_sees_x,
-            prior=self._latent_prior(codec, table, marginal, seed), covariate_prior=prior,
+            prior=latent, covariate_prior=prior,
             covariate_posterior=AmortisedPosterior(
                 codec.space, seen, marginal, "given" if isinstance(prior, LongitudinalPrior) else "marginal"
             ),
-            likelihood=GaussianLikelihood.learn(table, self.noise_floor),
+            likelihood=likelihood,
         )  # fmt: skip
 
     def _covariate_prior(self, codec: Codec, table: Table, marginal: FactorisedPrior, seed: int) -> CovariatePrior:
@@ -156,8 +185,10 @@ class Model(ABC):
             return marginal
         if self.schema.instance is None:
             return JointPrior.learn(codec.space, table, seed)
-        time = None if self.schema.time is None else codec.space.names.index(self.schema.time)
-        return LongitudinalPrior.learn(codec.space, table, time, seed)
+        return LongitudinalPrior.learn(codec.space, table, self._time(codec), seed)
+
+    def _time(self, codec: Codec) -> int | None:
+        return None if self.schema.time is None else codec.space.names.index(self.schema.time)
 
     def _encode(self, frame: pd.DataFrame, measurements: bool = True) -> Table:
         """A table as the fitted model takes it: scaled, its gaps in X filled or prepared, on the model's device."""
@@ -310,6 +341,33 @@ class Model(ABC):
         total["elbo"] = total["reconstruction"] - total["kl_latent"] - total["kl_covariates"] - inducing
         return total
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted model to one file, whole or not at all; `lacova.load` reads it.
+
+        The file holds tensors and JSON, nothing that is executed, and it does hold labels of the training instances;
+        with covariates "knn" and "iterative" also the training covariates. See docs/storage.md.
+
+        Args:
+            path: where to; an older file there is replaced once the new one is complete.
+
+        Example:
+            >>> import tempfile
+            >>> import numpy as np, pandas as pd, lacova
+            >>> table = pd.DataFrame({"age": np.linspace(30, 60, 40), "chol": np.linspace(4, 6, 40)})
+            >>> schema = lacova.Schema(["chol"], {"age": "continuous"})
+            >>> model = lacova.CVAE(schema, latent_dim=1).fit(table, max_epochs=2)
+            >>> path = tempfile.mkdtemp() + "/cholesterol.lacova"
+            >>> model.save(path)
+            >>> lacova.load(path).predict(table).equals(model.predict(table))
+            True
+        """
+        self._fitted()
+        if type(self) not in (CVAE, GPPriorVAE):
+            raise StorageError(
+                f"a {type(self).__name__} cannot be saved: only CVAE and GPPriorVAE themselves can be loaded again."
+            )
+        write(path, *take_apart(self))
+
     def _fitted(self) -> tuple[Codec, ConditionalVAE]:
         if self._codec is None or self._vae is None:
             raise NotFittedError(f"this {type(self).__name__} has not been fitted; call fit(train) first.")
@@ -350,7 +408,7 @@ class CVAE(Model):
             raise ValueError(f"latent_prior is {latent_prior!r}; expected 'normal' or 'conditional'.")
         self.latent_prior = latent_prior
 
-    def _latent_prior(self, codec: Codec, table: Table, covariates: FactorisedPrior, seed: int) -> LatentPrior:
+    def _latent_prior(self, codec: Codec, inputs: Callable[[int], Tensor]) -> LatentPrior:
         if self.latent_prior == "normal":
             return StandardNormal(self.latent_dim)
         return ConditionalNormal(codec.space, self.latent_dim)
@@ -399,16 +457,14 @@ class GPPriorVAE(Model):
         """The prior as a formula."""
         return " + ".join(component.formula(self.schema) for component in self.components)
 
-    def _latent_prior(self, codec: Codec, table: Table, covariates: FactorisedPrior, seed: int) -> LatentPrior:
+    def _latent_prior(self, codec: Codec, inputs: Callable[[int], Tensor]) -> LatentPrior:
         scale = dict(zip(codec.space.names, codec.x_scale.tolist(), strict=True))
         kernel = AdditiveKernel(self.components, codec.space, self.latent_dim, scale=scale, passed=self.kernels)
-        count = self.inducing if kernel.shared else 0
-        inputs = _inducing_inputs(codec, table, covariates, count, seed)
-        points = InducingPoints(inputs, codec.space, self.latent_dim)
+        points = InducingPoints(inputs(self.inducing if kernel.shared else 0), codec.space, self.latent_dim)
         return GPPrior(kernel, points, codec.space, exact=self.expectation == "exact")
 
 
-def _inducing_inputs(codec: Codec, table: Table, covariates: FactorisedPrior, count: int, seed: int) -> Tensor:
+def _inducing_inputs(codec: Codec, table: Table, covariates: FactorisedPrior, seed: int, count: int) -> Tensor:
     """Training rows spread over the covariate space, their gaps drawn from the prior."""
     batches = Batches(replace(table, given=covariates.prepare(table)))
     x = covariates.draw(batches.batch(torch.arange(batches.units)), 1, torch.Generator().manual_seed(seed))[0]
@@ -427,7 +483,8 @@ def _count(value: int, name: str = "draws") -> int:
     return int(value)
 
 
-def _device(name: str) -> torch.device:
+def resolve_device(name: str) -> torch.device:
+    """The device of that name; "auto" is a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(name)

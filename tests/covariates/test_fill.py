@@ -27,7 +27,7 @@ def frame(n=40, missing=0.25, seed=0):
 
 def learn(kind, train):
     codec = Codec.learn(SCHEMA, train)
-    return Fill(kind, codec, codec.encode(train, dtype=torch.float64)), codec
+    return Fill.learn(kind, codec, codec.encode(train, dtype=torch.float64)), codec
 
 
 def filled(fill, codec, data):
@@ -148,6 +148,6 @@ def test_static_columns_stay_constant_within_a_patient(kind):
     data.loc[data["id"] % 3 == 0, ["age", "sex"]] = None
     codec = Codec.learn(schema, data)
     table = codec.encode(data, dtype=torch.float64)
-    done = Fill(kind, codec, table)(table)
+    done = Fill.learn(kind, codec, table)(table)
     for name in ("age", "sex"):
         assert (pd.Series(done.x[:, codec.space.names.index(name)]).groupby(table.patient.numpy()).nunique() == 1).all()

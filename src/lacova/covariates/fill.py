@@ -14,9 +14,10 @@ from torch import Tensor
 from lacova.covariates.prior import FactorisedPrior
 from lacova.covariates.space import CovariateSpace
 from lacova.schema import DataError
-from lacova.table import Codec, Table
+from lacova.table import Codec, Floats, Table
 
 FILLS = ("mean", "knn", "iterative", "zero", "oracle")
+FITTED = ("knn", "iterative")
 
 
 class Fill:
@@ -25,23 +26,29 @@ class Fill:
     "mean": mean of a number, most frequent level of a category; "knn" and "iterative": scikit-learn's imputers on
     numbers and one-hot levels; "zero": 0 in the column's own units, the first level of a category;
     "oracle": X must be complete.
+
+    Args:
+        kind: the rule.
+        codec: of the training rows.
+        marginal: overall law of each column.
+        features: what "knn" and "iterative" are fitted to: numbers and one-hot levels, NaN at gaps.
     """
 
-    def __init__(self, kind: str, codec: Codec, table: Table) -> None:
-        self.kind, self.codec = kind, codec
-        self.marginal = FactorisedPrior.learn(codec.space, table)
+    def __init__(self, kind: str, codec: Codec, marginal: FactorisedPrior, features: Floats | None = None) -> None:
+        self.kind, self.codec, self.marginal, self.features = kind, codec, marginal, features
         self._imputer: Any = None
-        if kind in ("knn", "iterative"):
+        if features is not None:
             self._imputer = _imputer(kind)
             with warnings.catch_warnings():
                 # On small tables the iterations often end before they settle; the last one serves all the same.
                 warnings.simplefilter("ignore", ConvergenceWarning)
-                self._imputer.fit(_spread(codec.space, table, self._skip))
+                self._imputer.fit(features)
 
-    @property
-    def _skip(self) -> int:
-        """Levels left out of the features: all of them sum to one, which a regression would find out and stop at."""
-        return 1 if self.kind == "iterative" else 0
+    @classmethod
+    def learn(cls, kind: str, codec: Codec, table: Table) -> Fill:
+        """From the training rows."""
+        features = _spread(codec.space, table, _skip(kind)) if kind in FITTED else None
+        return cls(kind, codec, FactorisedPrior.learn(codec.space, table), features)
 
     def __call__(self, table: Table) -> Table:
         """The table with complete covariates."""
@@ -64,8 +71,19 @@ class Fill:
             x = torch.as_tensor(-self.codec.x_shift / self.codec.x_scale)
             x[space.categorical] = 0.0
             return x
-        values = torch.as_tensor(np.asarray(self._imputer.transform(_spread(space, table, self._skip))))
-        return _one_per_patient(_gather(space, values, self._skip), table, space)
+        skip = _skip(self.kind)
+        values = torch.as_tensor(np.asarray(self._imputer.transform(_spread(space, table, skip))))
+        return _one_per_patient(_gather(space, values, skip), table, space)
+
+
+def width(kind: str, space: CovariateSpace) -> int:
+    """Number of features that an imputer is fitted to."""
+    return len(space.continuous) + sum(n - min(_skip(kind), n - 1) for n in space.levels if n)
+
+
+def _skip(kind: str) -> int:
+    """Levels left out of the features: all of them sum to one, which a regression would find out and stop at."""
+    return 1 if kind == "iterative" else 0
 
 
 def _imputer(kind: str) -> Any:
@@ -79,7 +97,7 @@ def _imputer(kind: str) -> Any:
     return IterativeImputer(random_state=0, max_iter=20, tol=1e-2)
 
 
-def _spread(space: CovariateSpace, table: Table, skip: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _spread(space: CovariateSpace, table: Table, skip: int) -> Floats:
     """Numbers and one-hot levels but for the first `skip`, NaN at gaps."""
     x, mask = table.x.double(), table.x_mask
     parts = [torch.where(mask[:, q], x[:, q], torch.nan)[:, None] for q in space.continuous]

@@ -63,6 +63,14 @@ class Mixture(nn.Module):
         self.register_buffer("factor", torch.linalg.cholesky(covariance))
         self.register_buffer("log_level", log_level)
 
+    @classmethod
+    def blank(cls, space: CovariateSpace, components: int) -> Mixture:
+        """Of the right shape, to read stored numbers into."""
+        k, j = len(space.continuous), len(space.categorical)
+        mean = torch.zeros(components, k, dtype=torch.float64)
+        covariance = torch.eye(k, dtype=torch.float64).repeat(components, 1, 1)
+        return cls(space, mean.new_zeros(components), mean, covariance, mean.new_zeros(components, j, space.max_levels))
+
     @property
     def covariance(self) -> Tensor:
         return self.factor @ self.factor.mT

@@ -91,6 +91,12 @@ class FactorisedPrior(CovariatePrior):
             log_prob[q, : space.levels[q]] = (counts / total[q]).log()
         return cls(space, mean, var, log_prob)
 
+    @classmethod
+    def blank(cls, space: CovariateSpace) -> FactorisedPrior:
+        """Of the right shape, to read stored numbers into."""
+        columns = len(space.names)
+        return cls(space, torch.zeros(columns), torch.ones(columns), torch.zeros(columns, space.max_levels))
+
     def update(self, completed: Table) -> None:
         self.load_state_dict(FactorisedPrior.learn(self.space, completed).state_dict())
 

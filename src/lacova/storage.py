@@ -1,0 +1,34 @@
+"""Loading a saved model. `archive` knows the file, `snapshot` what of a model is in it."""
+
+from __future__ import annotations
+
+import os
+
+from lacova.archive import StorageError, read
+from lacova.models import CVAE, GPPriorVAE, resolve_device
+from lacova.snapshot import put_together
+
+CLASSES: dict[str, type[CVAE] | type[GPPriorVAE]] = {"CVAE": CVAE, "GPPriorVAE": GPPriorVAE}
+
+
+def load(path: str | os.PathLike[str], device: str = "cpu") -> CVAE | GPPriorVAE:
+    """A model as `model.save(path)` wrote it: it predicts the same, bit for bit on the same machine.
+
+    Nothing in the file is executed. A file that is damaged, foreign, tampered with or too new is a `StorageError`.
+
+    Args:
+        path: the file.
+        device: where the model goes: "cpu", "cuda", "auto", or any torch device, wherever it was trained.
+    """
+    target = resolve_device(device)
+    document, tensors = read(path)
+    try:
+        model = put_together(document, tensors, CLASSES)
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever it is that the content makes stumble, the content is at fault
+        reason = str(error)[:200] if isinstance(error, ValueError) else "its parts do not fit together"
+        reason = "".join(c if c.isprintable() else " " for c in reason).rstrip(". ")
+        raise StorageError(f"{os.fspath(path)} cannot be loaded: {reason}.") from error
+    model._fitted()[1].to(target)
+    return model

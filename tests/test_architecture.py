@@ -14,6 +14,7 @@ ROOT = Path(lacova.__file__).parent
 ORDER = [
     "version",
     "schema",
+    "files",
     "linalg",
     "covariates",
     "covariates.law",

@@ -1,23 +1,377 @@
-"""The command `lacova`."""
+"""The command `lacova`: from a file to an answer without a line of Python."""
 
 from __future__ import annotations
 
-import argparse
+import functools
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, get_args
+
+import typer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from lacova.models import Model
+
+app = typer.Typer(
+    name="lacova", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    help="Learn from tables with gaps in measurements and covariates; then impute, predict and score.",
+)  # fmt: skip
+
+P = ParamSpec("P")
+MODEL, SCHEMA, TRAINING = "model.lacova", "schema.toml", "training.csv"
+LEAST_UNITS = 20  # rows or instances below which none are held out
+
+Data = Annotated[Path, typer.Argument(help="a table: .csv, .csv.gz or .parquet", metavar="DATA", show_default=False)]
+Run = Annotated[Path, typer.Argument(help="the folder that `lacova fit` wrote", metavar="RUN", show_default=False)]
+Out = Annotated[Path | None, typer.Option("--out", help="file to write, CSV or Parquet by suffix; else CSV on stdout")]
+Seed = Annotated[int, typer.Option(help="of every random number")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, or any torch device")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="no progress and no remarks on stderr")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON, for a program to read")]
+Draws = Annotated[int | None, typer.Option(help="draws of each row; without it, means and most probable levels")]
+Interval = Annotated[float | None, typer.Option(help="add central intervals, such as 0.9")]
+
+
+class ModelName(StrEnum):
+    auto = "auto"
+    gp = "gp"
+    cvae = "cvae"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="lacova", description="Learn from tables with gaps in measurements and covariates."
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    demo = commands.add_parser("demo", help="fit, impute and predict rotated digits with gaps")
-    demo.add_argument("--out", type=Path, default=Path("demo"), help="folder for the picture and the scores")
-    demo.add_argument("--epochs", type=int, default=40, help="most passes over the training rows, per model")
-    options = parser.parse_args(arguments)
+    """Run a command; returns the exit code: 0 done, 1 the data or a file will not do, 2 the command will not do."""
+    try:
+        app(args=arguments, prog_name="lacova")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 1
+    return 0
 
+
+def _sentences(command: Callable[P, None]) -> Callable[P, None]:
+    """Bad input ends a command with one sentence on stderr and exit code 1."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        from lacova.fit import TrainingError
+
+        try:
+            command(*args, **kwargs)
+        except (ValueError, TrainingError, FileNotFoundError, PermissionError) as error:
+            typer.echo(f"lacova: {error}", err=True)
+            raise typer.Exit(1) from None
+        except BrokenPipeError:  # the reader of stdout has gone
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+            raise typer.Exit(1) from None
+        except KeyboardInterrupt:
+            typer.echo("lacova: interrupted; nothing was written.", err=True)
+            raise typer.Exit(130) from None
+
+    return run
+
+
+@app.command()
+@_sentences
+def schema(
+    data: Data,
+    measurements: Annotated[
+        list[str] | None, typer.Option("--measurement", "-m", help="a column to model; repeat")
+    ] = None,
+    instance: Annotated[str | None, typer.Option(help="the column that names the patient")] = None,
+    time: Annotated[str | None, typer.Option(help="the time column")] = None,
+    exclude: Annotated[list[str] | None, typer.Option(help="a column to leave out; repeat")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="TOML file to write; else TOML on stdout")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Propose the roles of a table's columns, to be checked and edited."""
+    from lacova.files import check_folder, read_table
+    from lacova.schema import Schema
+
+    if out is not None:
+        check_folder(out.parent)
+    found = Schema.infer(
+        read_table(data), measurements=measurements or None, instance=instance, time=time, exclude=exclude or ()
+    )
+    if out is None:
+        typer.echo(found.to_toml(), nl=False)
+        return
+    found.to_toml(out)
+    _say(f"{found.describe()}\nWritten to {out}: check the roles, edit them if need be, then\n"
+         f"  lacova fit {data} --schema {out} --out RUN", quiet)  # fmt: skip
+
+
+@app.command()
+@_sentences
+def fit(
+    data: Data,
+    schema: Annotated[Path, typer.Option(help="TOML file with the roles of the columns", show_default=False)],
+    out: Annotated[Path, typer.Option(help="folder to write the model into", show_default=False)],
+    validation: Annotated[Path | None, typer.Option(help="a table to stop early on; else a share of DATA")] = None,
+    validation_share: Annotated[float, typer.Option(help="share of rows, or of instances, held out for that")] = 0.1,
+    model: Annotated[
+        ModelName, typer.Option(help="auto: gp where there is an instance or a time column")
+    ] = ModelName.auto,
+    prior: Annotated[str | None, typer.Option(help="formula of the GP prior, such as 'gp(day) + cat(sex)'")] = None,
+    latent_dim: Annotated[int, typer.Option(help="dimensions of z")] = 8,
+    covariates: Annotated[str, typer.Option(help="how to treat gaps in covariates")] = "joint",
+    epochs: Annotated[int, typer.Option(help="most passes over the rows")] = 200,
+    batch_size: Annotated[int | None, typer.Option(help="rows (100), or instances (20), per step")] = None,
+    force: Annotated[bool, typer.Option("--force", help="replace a model that is there")] = False,
+    seed: Seed = 0,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Learn a model from a table with gaps."""
+    from lacova.files import check_folder, read_table, write_table
+    from lacova.models import CVAE, Covariates, GPPriorVAE
+    from lacova.schema import Schema
+
+    _check_run(out, force)
+    check_folder(out.parent)
+    if covariates not in get_args(Covariates):
+        raise ValueError(f"--covariates is {covariates!r}; expected one of {', '.join(get_args(Covariates))}.")
+    roles, table = Schema.from_toml(schema), read_table(data)
+    held_out = None
+    if validation is not None:
+        held_out = read_table(validation)
+    else:
+        table, held_out = _split(table, roles.instance, validation_share, seed)
+    longitudinal = roles.instance is not None or roles.time is not None
+    settings: dict[str, Any] = {"latent_dim": latent_dim, "covariates": covariates}
+    learner: Model
+    if model == ModelName.cvae or (model == ModelName.auto and not longitudinal):
+        if prior is not None:
+            raise ValueError("--prior is a formula for the GP prior; add --model gp.")
+        learner = CVAE(roles, **settings)
+    else:
+        learner = GPPriorVAE(roles, prior=prior, **settings)
+    rows = f"{len(table)} rows" + ("" if held_out is None else f", {len(held_out)} more to stop early on")
+    _say(f"Learning a {type(learner).__name__} from {rows}.", quiet)
+    size = {} if batch_size is None else {"batch_size": batch_size}
+    learner.fit(table, held_out, max_epochs=epochs, seed=seed, device=device, progress=False if quiet else None, **size)
+    assert learner.training is not None
+    with _new_folder(out) as folder:
+        learner.save(folder / MODEL)
+        roles.to_toml(folder / SCHEMA)
+        write_table(learner.training, folder / TRAINING)
+    if as_json:
+        _print_json({"run": str(out), "model": type(learner).__name__, **_finite(learner.training.iloc[-1].to_dict())})
+    else:
+        _say(f"{learner.describe()}\nWritten to {out}.", quiet)
+
+
+@app.command()
+@_sentences
+def impute(
+    run: Run,
+    data: Data,
+    out: Out = None,
+    draws: Draws = None,
+    interval: Interval = None,
+    probabilities: Annotated[bool, typer.Option("--probabilities", help="add the probability of each level")] = False,
+    seed: Seed = 0,
+    device: Device = "auto",
+    quiet: Quiet = False,
+) -> None:
+    """Fill the gaps of a table, in measurements and covariates."""
+    model, table = _prepare(run, data, out, device)
+    filled = model.impute(table, draws, interval=interval, probabilities=probabilities, seed=seed)
+    _deliver(filled, out, quiet)
+
+
+@app.command()
+@_sentences
+def predict(
+    run: Run,
+    x: Annotated[Path, typer.Argument(help="a table of covariates, gaps allowed", metavar="X", show_default=False)],
+    history: Annotated[
+        Path | None, typer.Option(help="earlier visits of the same instances, with measurements")
+    ] = None,
+    out: Out = None,
+    draws: Draws = None,
+    interval: Interval = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    quiet: Quiet = False,
+) -> None:
+    """Predict measurements from covariates; beside them stand the covariates themselves."""
+    import pandas as pd
+
+    from lacova.files import read_table
+
+    model, table = _prepare(run, x, out, device)
+    past = None if history is None else read_table(history)
+    if draws is None:
+        found = model.predict(table, past, interval=interval, seed=seed)
+    elif interval is not None:
+        raise ValueError("give --draws or --interval, not both: an interval is a summary of draws.")
+    else:
+        found = model.sample(table, past, draws=draws, seed=seed)
+    beside = table.drop(columns=[c for c in found.columns if c in table.columns])
+    first = found.columns[:1].tolist() if draws is not None else []
+    whole = pd.concat([found[first], beside.loc[found.index], found.drop(columns=first)], axis=1)
+    _deliver(whole, out, quiet)
+
+
+@app.command()
+@_sentences
+def score(
+    run: Run,
+    data: Data,
+    draws: Annotated[int, typer.Option(help="draws of each row")] = 100,
+    seed: Seed = 0,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Compare predictions from the covariates alone with the measurements that are there."""
+    model, table = _prepare(run, data, None, device)
+    by_column = model.score(table, columns=True, draws=draws, seed=seed)
+    whole = model.score(table, draws=draws, seed=seed)
+    if as_json:
+        columns = {name: _finite(row.to_dict()) for name, row in by_column.iterrows()}
+        _print_json({"overall": _finite(whole), "measurements": columns})
+        return
+    typer.echo(by_column.round(4).to_string())
+    typer.echo("\nover all measurements (nll per row; rmse and crps in units of each column's standard deviation):")
+    typer.echo("  ".join(f"{name} {value:.4g}" for name, value in whole.items()))
+
+
+@app.command()
+@_sentences
+def describe(run: Run, as_json: AsJson = False) -> None:
+    """Say what a fitted model is."""
+    model = _load(run, "cpu")
+    if as_json:
+        _print_json(model.facts())
+    else:
+        typer.echo(model.describe())
+
+
+@app.command()
+@_sentences
+def demo(
+    out: Annotated[Path, typer.Option(help="folder for the picture and the scores")] = Path("demo"),
+    epochs: Annotated[int, typer.Option(help="most passes over the training rows, per model")] = 40,
+) -> None:
+    """Fit, impute and predict rotated digits with gaps."""
     from lacova import demo as demonstration
 
-    demonstration.run(options.out, options.epochs)
-    return 0
+    demonstration.run(out, epochs)
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False) -> None:
+    if version:
+        import lacova
+
+        typer.echo(lacova.__version__)
+        raise typer.Exit(0)
+
+
+def _say(text: str, quiet: bool) -> None:
+    if not quiet:
+        typer.echo(text, err=True)
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    typer.echo(json.dumps(value, indent=2))
+
+
+def _finite(values: Mapping[Any, Any]) -> dict[str, Any]:
+    """JSON has no NaN: null in its place."""
+    return {str(name): None if value != value else value for name, value in values.items()}
+
+
+def _check_run(out: Path, force: bool) -> None:
+    """Refuse to write over what is no model of ours, or over one that nobody agreed to lose."""
+    from lacova.schema import DataError
+
+    if out.exists() and not out.is_dir():
+        raise DataError(f"{out} is a file; --out names a folder for the model.")
+    if not out.exists() or not any(out.iterdir()):
+        return
+    if not (out / MODEL).exists():
+        raise DataError(f"the folder {out} holds other things; choose another for --out.")
+    if not force:
+        raise DataError(f"there is a model in {out} already; choose another folder, or add --force to replace it.")
+
+
+@contextmanager
+def _new_folder(out: Path) -> Iterator[Path]:
+    """A temporary folder beside `out` that takes its place if all goes well, and vanishes otherwise."""
+    from lacova.schema import DataError
+
+    temporary = Path(tempfile.mkdtemp(prefix=".lacova-", dir=out.parent))
+    old = temporary.with_name(f"{temporary.name}-old")
+    try:
+        yield temporary
+        temporary.chmod(0o755)
+        if out.exists():
+            out.rename(old)
+        temporary.rename(out)
+    except OSError as error:
+        if old.exists() and not out.exists():
+            old.rename(out)
+        raise DataError(f"{out} cannot be written: {error.strerror or error}.") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _split(
+    table: pd.DataFrame, instance: str | None, share: float, seed: int
+) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+    """Training rows, and a random share of the rows or of the instances to stop early on, if there are enough."""
+    import numpy as np
+    import pandas as pd
+
+    if not 0.0 <= share < 1.0:
+        raise ValueError(f"--validation-share is {share}; expected a share of at least 0 and below 1.")
+    if instance in table:
+        unit, names = pd.factorize(table[instance])
+        count = len(names)
+    else:
+        unit, count = np.arange(len(table)), len(table)
+    if count < LEAST_UNITS or round(share * count) == 0:
+        return table, None
+    chosen = np.random.default_rng(seed).choice(count, round(share * count), replace=False)
+    held_out = np.isin(unit, chosen)
+    return table[~held_out], table[held_out]
+
+
+def _load(run: Path, device: str) -> Model:
+    from lacova.schema import DataError
+    from lacova.storage import load
+
+    file = run / MODEL if run.is_dir() else run
+    if not file.exists():
+        raise DataError(f"there is no model in {run}; name the folder that `lacova fit ... --out RUN` wrote.")
+    return load(file, device=device)
+
+
+def _prepare(run: Path, data: Path, out: Path | None, device: str) -> tuple[Model, pd.DataFrame]:
+    """Model and table, once it is known that the output can be written."""
+    from lacova.files import check_output, read_table
+
+    if out is not None:
+        check_output(out)
+    return _load(run, device), read_table(data)
+
+
+def _deliver(frame: pd.DataFrame, out: Path | None, quiet: bool) -> None:
+    from lacova.files import write_table
+
+    if out is None:
+        frame.to_csv(sys.stdout, index=False)
+        return
+    write_table(frame, out)
+    _say(f"{len(frame)} rows written to {out}.", quiet)

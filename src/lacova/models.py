@@ -119,9 +119,14 @@ class Model(ABC):
             max_epochs: most passes over the rows.
             seed: the same seed gives the same model on the same CPU, bit for bit.
             device: "auto", "cpu", "cuda", or any torch device.
-            **options: the other fields of `lacova.FitOptions` (batch_size, learning_rate, patience, ...).
+            **options: the other fields of `lacova.FitOptions` (batch_size, learning_rate, patience, ...); a batch has
+                100 rows, or 20 patients, unless you say otherwise.
         """
-        usual = {"latent_weight": self.latent_weight, "recall": float(self.covariates in ("joint", "factorised"))}
+        usual = {
+            "batch_size": 100 if self.schema.instance is None else 20,
+            "latent_weight": self.latent_weight,
+            "recall": float(self.covariates in ("joint", "factorised")),
+        }
         settings = FitOptions(**{**usual, **options}, max_epochs=max_epochs, seed=seed)
         if self.covariate_prior and settings.prior_every is not None:
             raise ValueError("covariate_prior states what prior_every would unlearn; leave one of them out.")
@@ -368,6 +373,39 @@ class Model(ABC):
             )
         write(path, *take_apart(self))
 
+    def describe(self) -> str:
+        """What the model is, in lines for a person to read: columns, prior, networks, sizes, and how it was trained."""
+        facts = self.facts()
+        width = max(map(len, facts))
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in facts.items())
+
+    def facts(self) -> dict[str, str]:
+        """The lines of `describe`, by name."""
+        lines = {"model": type(self).__name__, **self._described(), "networks": str(self.networks)}
+        lines["measurements"] = f"{len(self.schema.measurements)}: {_some(self.schema.measurements)}"
+        kinds = [f"{name} ({kind})" for name, kind in self.schema.covariates.items()]
+        lines["covariates"] = f"{len(kinds)}: {_some(kinds)}"
+        for role in ("instance", "time", "static"):
+            if value := getattr(self.schema, role):
+                lines[role] = value if isinstance(value, str) else ", ".join(value)
+        lines["gaps in covariates"] = self.covariates
+        lines["latent dimensions"] = str(self.latent_dim)
+        if self._vae is None or self.training is None:
+            lines["trained"] = "no; call fit(train)"
+        else:
+            lines["parameters"] = f"{sum(p.numel() for p in self._vae.parameters()):,}"
+            lines["device"] = str(next(self._vae.parameters()).device)
+            last = self.training.iloc[-1]
+            score = (
+                f"validation bound {last['validation']:.4g}" if "validation" in last else f"bound {last['elbo']:.4g}"
+            )
+            lines["trained"] = f"{len(self.training)} epochs, last {score} per row, seed {self._options.seed}"
+        return lines
+
+    def _described(self) -> dict[str, str]:
+        """Facts that only some models have."""
+        return {}
+
     def _fitted(self) -> tuple[Codec, ConditionalVAE]:
         if self._codec is None or self._vae is None:
             raise NotFittedError(f"this {type(self).__name__} has not been fitted; call fit(train) first.")
@@ -407,6 +445,9 @@ class CVAE(Model):
         if latent_prior not in ("normal", "conditional"):
             raise ValueError(f"latent_prior is {latent_prior!r}; expected 'normal' or 'conditional'.")
         self.latent_prior = latent_prior
+
+    def _described(self) -> dict[str, str]:
+        return {"prior of z": {"normal": "N(0, I)", "conditional": "a network of x"}[self.latent_prior]}
 
     def _latent_prior(self, codec: Codec, inputs: Callable[[int], Tensor]) -> LatentPrior:
         if self.latent_prior == "normal":
@@ -457,6 +498,9 @@ class GPPriorVAE(Model):
         """The prior as a formula."""
         return " + ".join(component.formula(self.schema) for component in self.components)
 
+    def _described(self) -> dict[str, str]:
+        return {"prior of z": self.formula, "inducing inputs": str(self.inducing), "expectations": self.expectation}
+
     def _latent_prior(self, codec: Codec, inputs: Callable[[int], Tensor]) -> LatentPrior:
         scale = dict(zip(codec.space.names, codec.x_scale.tolist(), strict=True))
         kernel = AdditiveKernel(self.components, codec.space, self.latent_dim, scale=scale, passed=self.kernels)
@@ -469,6 +513,11 @@ def _inducing_inputs(codec: Codec, table: Table, covariates: FactorisedPrior, se
     batches = Batches(replace(table, given=covariates.prepare(table)))
     x = covariates.draw(batches.batch(torch.arange(batches.units)), 1, torch.Generator().manual_seed(seed))[0]
     return x[spread_rows(codec.space.values(x), count, seed)]
+
+
+def _some(names: Iterable[str], most: int = 8) -> str:
+    names = list(names)
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _level(interval: float | None) -> float | None:
@@ -484,7 +533,13 @@ def _count(value: int, name: str = "draws") -> int:
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device of that name; "auto" is a GPU if there is one."""
+    """The device behind a name; "auto" is the GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).split("\n")[0].split(":")[0].rstrip(".")
+        raise ValueError(f"device is {name!r}, which cannot be used here ({reason}); try 'auto' or 'cpu'.") from None
+    return device

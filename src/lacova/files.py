@@ -1,0 +1,124 @@
+"""Tables as files: CSV and Parquet by suffix, read with care and written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pandas as pd
+
+from lacova.schema import DataError
+
+SUFFIXES = (".csv", ".csv.gz", ".parquet")
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """Read a table; DataError says what is wrong with a file that is none."""
+    kind = _kind(path)
+    if not path.exists():
+        raise DataError(f"there is no file {path}.")
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; name a file.")
+    try:
+        frame = pd.read_parquet(path) if kind == ".parquet" else _read_csv(path)
+    except pd.errors.EmptyDataError:
+        raise DataError(f"{path} is empty; expected a header and rows.") from None
+    except pd.errors.ParserError as error:
+        reason = str(error).removeprefix("Error tokenizing data. C error: ").strip().rstrip(".")
+        raise DataError(f"{path} cannot be read as CSV: {reason}. Expected values separated by commas.") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is not text in UTF-8; save it as a CSV file in UTF-8, or as Parquet.") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {_first_line(error)}.") from None
+    except Exception as error:
+        if kind != ".parquet":
+            raise
+        raise DataError(f"{path} is no Parquet file: {_first_line(error)}.") from None
+    if len(frame) == 0:
+        raise DataError(f"{path} has a header but no rows.")
+    return frame
+
+
+def _read_csv(path: Path) -> pd.DataFrame:
+    frame = pd.read_csv(path, low_memory=False)
+    names = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0]  # pandas renames what comes twice
+    twice = names[names.duplicated()].dropna().unique().tolist()
+    if twice:
+        raise DataError(f"{path} has more than one column named {twice[0]!r}; rename or drop all but one.")
+    if frame.shape[1] == 1:
+        header = str(frame.columns[0])
+        for mark, name in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
+            if mark in header:
+                raise DataError(
+                    f"{path} has one column, {header[:60]!r}: its values seem to be separated by {name}. "
+                    "Save it with commas, or as Parquet."
+                )
+    return frame
+
+
+def check_output(path: Path) -> None:
+    """Refuse an output that could not be written, before any work is done for it."""
+    _kind(path)
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; name a file to write.")
+    check_folder(path.parent)
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder into which nothing can be written."""
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder} to write into; make it first.")
+    if not os.access(folder, os.W_OK):
+        raise DataError(f"the folder {folder} is not writable; choose another, or change its permissions.")
+
+
+def write_table(frame: pd.DataFrame, path: Path, index: bool = False) -> None:
+    """Write under a temporary name, then rename: there is the whole file, the old one, or none."""
+    kind = _kind(path)
+    with replacing(path) as temporary:
+        if kind == ".parquet":
+            frame.to_parquet(temporary, index=index)
+        else:
+            frame.to_csv(temporary, index=index, compression="gzip" if kind == ".csv.gz" else None)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path in the same folder that becomes `path` if all goes well, and vanishes otherwise."""
+    try:
+        handle, name = tempfile.mkstemp(prefix=".lacova-", dir=path.parent)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {_first_line(error)}.") from None
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {_first_line(error)}.") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _kind(path: Path) -> str:
+    for suffix in SUFFIXES:
+        if path.name.lower().endswith(suffix):
+            return suffix
+    raise DataError(f"{path} ends in {path.suffix or 'nothing'!r}; expected one of {', '.join(SUFFIXES)}.")
+
+
+def _first_line(error: BaseException) -> str:
+    text = getattr(error, "strerror", None) or str(error).strip().split("\n")[0]
+    return (text or type(error).__name__).rstrip(".")

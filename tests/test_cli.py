@@ -1,0 +1,181 @@
+"""The command line, from a file to an answer."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import lacova
+from lacova.cli import main
+from lacova.files import read_table, write_table
+
+
+def visits(patients=30, count=4, seed=0, missing=0.15):
+    rng = np.random.default_rng(seed)
+    n, patient = patients * count, np.repeat(np.arange(patients), count)
+    table = pd.DataFrame({
+        "id": [f"p{p:02}" for p in patient],
+        "day": np.tile(np.arange(count) * 30.0, patients) + rng.normal(0, 2, n).round(1),
+        "sex": np.where(patient % 2, "f", "m"),
+        "alt": (30 + 4 * (patient % 2) + rng.normal(0, 3, patients)[patient] + rng.normal(0, 1, n)).round(1),
+        "ast": rng.normal(25.0, 4.0, n).round(1),
+    })  # fmt: skip
+    holes = rng.random((n, 5)) < missing
+    holes[:, 0] = False
+    holes[:, 2] = (rng.random(patients) < missing)[patient]
+    return table.mask(holes)
+
+
+def shell(*words):
+    return main([str(word) for word in words])
+
+
+QUICK = ("--epochs", 2, "--latent-dim", 1, "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A table, its schema and a model, all made from the shell."""
+    folder = tmp_path_factory.mktemp("home")
+    write_table(visits(), folder / "data.csv")
+    roles = ("--instance", "id", "--time", "day", "-m", "alt", "-m", "ast")
+    assert shell("schema", folder / "data.csv", *roles, "--out", folder / "s.toml", "--quiet") == 0
+    words = ("fit", folder / "data.csv", "--schema", folder / "s.toml", "--out", folder / "run", *QUICK, "--quiet")
+    assert shell(*words) == 0
+    return folder
+
+
+def test_the_schema_is_proposed_and_printed(home, capsys):
+    found = lacova.Schema.from_toml(home / "s.toml")
+    assert found.measurements == ("alt", "ast")
+    assert dict(found.covariates) == {"sex": "categorical", "day": "continuous"}
+    assert (found.instance, found.time, found.static) == ("id", "day", ("sex",))
+    assert shell("schema", home / "data.csv", "--instance", "id", "--time", "day") == 0
+    text = capsys.readouterr()
+    assert text.err == ""
+    assert lacova.Schema.from_toml(text.out).instance == "id"
+
+
+def test_a_run_is_a_folder_with_model_schema_and_record(home):
+    assert sorted(os.listdir(home / "run")) == ["model.lacova", "schema.toml", "training.csv"]
+    assert lacova.Schema.from_toml(home / "run" / "schema.toml") == lacova.Schema.from_toml(home / "s.toml")
+    record = read_table(home / "run" / "training.csv")
+    assert record["epoch"].tolist() == [1.0, 2.0]
+    assert {"elbo", "validation"} <= set(record)
+
+
+def test_gaps_are_filled_in_files_of_both_kinds(home, tmp_path, capsys):
+    data = visits()
+    for suffix in ("csv", "parquet"):
+        assert shell("impute", home / "run", home / "data.csv", "--out", tmp_path / f"a.{suffix}") == 0
+        filled = read_table(tmp_path / f"a.{suffix}")
+        assert filled.notna().all().all()
+        assert list(filled.columns) == list(data.columns)
+        seen = data["alt"].notna()
+        assert (filled["alt"][seen] == data["alt"][seen]).all()
+        assert f"120 rows written to {tmp_path / f'a.{suffix}'}" in capsys.readouterr().err
+    words = ("impute", home / "run", home / "data.csv", "--quiet")
+    assert shell(*words, "--draws", 3, "--out", tmp_path / "d.csv") == 0
+    assert read_table(tmp_path / "d.csv")["draw"].value_counts().to_dict() == {0: 120, 1: 120, 2: 120}
+    assert shell(*words, "--interval", 0.9, "--probabilities", "--out", tmp_path / "i.csv") == 0
+    wide = read_table(tmp_path / "i.csv")
+    assert (wide["alt_lower"] <= wide["alt"]).all()
+    assert np.allclose(wide["sex_p_f"] + wide["sex_p_m"], 1.0)
+    assert capsys.readouterr().err == ""
+
+
+def test_what_has_no_file_goes_to_stdout(home, capsys, tmp_path):
+    assert shell("impute", home / "run", home / "data.csv", "--out", tmp_path / "a.csv", "--quiet") == 0
+    assert shell("impute", home / "run", home / "data.csv") == 0
+    text = capsys.readouterr()
+    assert text.out == (tmp_path / "a.csv").read_text()
+    assert text.err == ""
+
+
+def test_predictions_stand_beside_their_covariates(home, tmp_path, capsys):
+    new = pd.DataFrame({"id": ["p00", "new"], "day": [200.0, 10.0], "sex": [None, "f"], "site": ["a", "b"]})
+    write_table(new, tmp_path / "x.csv")
+    words = ("predict", home / "run", tmp_path / "x.csv", "--history", home / "data.csv", "--quiet")
+    assert shell(*words, "--interval", 0.9, "--out", tmp_path / "y.csv") == 0
+    found = read_table(tmp_path / "y.csv")
+    assert list(found.columns)[:6] == ["id", "day", "sex", "site", "alt", "ast"]
+    assert found["site"].tolist() == ["a", "b"]
+    assert (found["alt_lower"] < found["alt_upper"]).all()
+    model = lacova.load(home / "run" / "model.lacova")
+    want = model.predict(new, visits(), interval=0.9)
+    assert np.allclose(found["alt"], want["alt"], rtol=1e-12)
+    assert shell(*words, "--draws", 2, "--out", tmp_path / "d.csv") == 0
+    drawn = read_table(tmp_path / "d.csv")
+    assert list(drawn.columns) == ["draw", "id", "day", "sex", "site", "alt", "ast"]
+    assert drawn["draw"].tolist() == [0, 0, 1, 1]
+    assert drawn["id"].tolist() == ["p00", "new"] * 2
+
+
+def test_scores_and_descriptions_for_people_and_programs(home, capsys):
+    assert shell("score", home / "run", home / "data.csv") == 0
+    text = capsys.readouterr().out
+    assert text.split("\n")[2].startswith("alt ")
+    assert "coverage90" in text
+    assert shell("score", home / "run", home / "data.csv", "--json") == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert set(scores) == {"overall", "measurements"}
+    assert set(scores["measurements"]) == {"alt", "ast"}
+    assert scores["overall"] == lacova.load(home / "run" / "model.lacova").score(visits())
+    assert shell("describe", home / "run") == 0
+    text = capsys.readouterr().out
+    assert "gp(day) + gp(day):cat(sex) + cat(id) + gp(day):cat(id)" in text
+    assert shell("describe", home / "run", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["model"] == "GPPriorVAE"
+
+
+def test_fit_reports_and_seeds_reproduce(home, tmp_path, capsys):
+    words = ["fit", home / "data.csv", "--schema", home / "s.toml", *QUICK]
+    assert shell(*words, "--out", tmp_path / "a", "--json") == 0
+    text = capsys.readouterr()
+    assert json.loads(text.out)["epoch"] == 2.0
+    assert "Learning a GPPriorVAE from 108 rows, 12 more to stop early on." in text.err
+    assert (tmp_path / "a" / "model.lacova").read_bytes() == (home / "run" / "model.lacova").read_bytes()
+    assert shell(*words, "--out", tmp_path / "a", "--seed", 1) == 1
+    assert "add --force" in capsys.readouterr().err
+    assert shell(*words, "--out", tmp_path / "a", "--seed", 1, "--force", "--quiet") == 0
+    assert capsys.readouterr().err == ""
+    assert (tmp_path / "a" / "model.lacova").read_bytes() != (home / "run" / "model.lacova").read_bytes()
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_models_and_validation_can_be_chosen(home, tmp_path, capsys):
+    words = ["fit", home / "data.csv", "--schema", home / "s.toml", *QUICK, "--quiet"]
+    assert shell(*words, "--model", "cvae", "--out", tmp_path / "a", "--validation", home / "data.csv") == 0
+    assert type(lacova.load(tmp_path / "a" / "model.lacova")) is lacova.CVAE
+    assert shell(*words, "--prior", "gp(day) + cat(sex)", "--out", tmp_path / "b", "--validation-share", 0) == 0
+    loaded = lacova.load(tmp_path / "b" / "model.lacova")
+    assert loaded.formula == "gp(day) + cat(sex)"
+    assert "validation" not in loaded.training
+    assert shell(*words, "--model", "cvae", "--prior", "gp(day)", "--out", tmp_path / "c") == 1
+    assert "add --model gp" in capsys.readouterr().err
+    assert shell(*words, "--validation-share", 1.5, "--out", tmp_path / "c") == 1
+    assert "expected a share" in capsys.readouterr().err
+
+
+def test_an_interrupted_fit_leaves_nothing(home, tmp_path, capsys, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lacova.GPPriorVAE, "save", interrupt)
+    assert shell("fit", home / "data.csv", "--schema", home / "s.toml", "--out", tmp_path / "a", *QUICK) == 130
+    assert "interrupted; nothing was written" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_module_is_the_same_command(home):
+    words = [sys.executable, "-m", "lacova"]
+    assert subprocess.run([*words, "--version"], capture_output=True, text=True, check=True).stdout == "0.1.0\n"
+    text = subprocess.run([*words, "--help"], capture_output=True, text=True, check=True).stdout
+    assert all(name in text for name in ("schema", "fit", "impute", "predict", "score", "describe", "demo"))
+    done = subprocess.run([*words, "score", home / "none", home / "data.csv"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("lacova: there is no model in")

@@ -12,6 +12,11 @@ ROOT = Path(lacova.__file__).parent
 
 # The one order of the package: a module imports from those above it only.
 ORDER = [
+    "errors",
+    "dataframes",
+    "schema_infer",
+    "schema_show",
+    "schema_toml",
     "schema",
     "linalg",
     "covariates",
@@ -148,7 +153,7 @@ assert (
     torch.get_default_dtype(), torch.get_num_threads(), torch.get_rng_state().tolist(), torch.is_grad_enabled()
 ) == before, "torch settings"
 assert logging.getLogger().handlers == handlers, "log handlers"
-loaded = {"matplotlib", "formulaic", "gpytorch", "plotly"} & {name.split(".")[0] for name in sys.modules}
+loaded = {"matplotlib", "formulaic", "gpytorch", "plotly", "polars"} & {name.split(".")[0] for name in sys.modules}
 assert not loaded, loaded
 """
 

@@ -77,16 +77,15 @@ def to_pandas(data: Frame, columns: Iterable[str] | None = None) -> tuple[pd.Dat
         return data, Origin(None, data, frozenset(data.columns))
     native = _eager(data)
     wanted = set(native.columns if columns is None else columns)
-    used = [name for name in native.columns if name in wanted]
-    types = {name: native.schema[name] for name in used}
+    types = {name: dtype for name, dtype in native.schema.items() if name in wanted}
     # polars numbers the levels of a Categorical in the order in which the process met them: sorted text it is.
     texts = [n for n, t in types.items() if t == nw.Categorical and native.implementation.is_polars()]
     casts = {n: nw.Float64 for n, t in types.items() if t == nw.Decimal} | dict.fromkeys(texts, nw.String)
-    plain = native.select(used).with_columns(*(nw.col(name).cast(dtype) for name, dtype in casts.items()))
+    plain = native.select(*types).with_columns(*(nw.col(name).cast(dtype) for name, dtype in casts.items()))
     frame = plain.to_arrow().to_pandas(types_mapper=NULLABLE.get, ignore_metadata=True)
     frame = frame.astype(dict.fromkeys(texts, "category"))
     frame = frame.reindex(index=pd.RangeIndex(len(native)), columns=native.columns)
-    return frame, Origin(native, frame, frozenset(used))
+    return frame, Origin(native, frame, frozenset(types))
 
 
 def _eager(data: Any) -> nw.DataFrame[Any]:

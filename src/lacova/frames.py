@@ -51,10 +51,8 @@ def completed(
     done = codec.fill(frame, codec.decode_measurements(summary.mean), x)
     sides = {side: codec.fill(frame, codec.decode_measurements(y), xs) for side, (y, xs) in summary.ends.items()}
     numeric = [c for c in codec.schema.columns if c not in codec.levels and c != codec.schema.instance]
-    added: dict[tuple[str, str], object] = {(c, side): sides[side][c] for c in numeric for side in sides}
-    if chances is not None:
-        added |= _chances(frame, codec, chances)
-    return _with_columns(done, added)
+    ends: list[tuple[str, object]] = [(f"{c}_{side}", sides[side][c]) for c in numeric for side in sides]
+    return _with_columns(done, ends + ([] if chances is None else _chances(frame, codec, chances)))
 
 
 def completed_draws(
@@ -72,7 +70,7 @@ def predicted(index: pd.Index[str], codec: Codec, summary: Summary) -> pd.DataFr
     names = list(codec.schema.measurements)
     out = pd.DataFrame(codec.decode_measurements(summary.mean), index=index, columns=names)
     sides = {side: codec.decode_measurements(y) for side, (y, _) in summary.ends.items()}
-    return _with_columns(out, {(c, side): sides[side][:, d] for d, c in enumerate(names) for side in sides})
+    return _with_columns(out, [(f"{c}_{side}", sides[side][:, d]) for d, c in enumerate(names) for side in sides])
 
 
 def predicted_draws(index: pd.Index[str], codec: Codec, parts: Iterable[Draws], draws: int) -> pd.DataFrame:
@@ -84,25 +82,25 @@ def predicted_draws(index: pd.Index[str], codec: Codec, parts: Iterable[Draws], 
     return _stack([pd.DataFrame(codec.decode_measurements(one), index=index, columns=names) for one in y])
 
 
-def _chances(frame: pd.DataFrame, codec: Codec, chances: Tensor) -> dict[tuple[str, str], object]:
+def _chances(frame: pd.DataFrame, codec: Codec, chances: Tensor) -> list[tuple[str, object]]:
     """The probability of each level, for categorical covariates that have gaps in the frame."""
     gaps = [(q, c) for q, c in enumerate(codec.schema.covariates) if c in codec.levels and frame[c].isna().any()]
-    return {
-        (c, f"p_{level}"): chances[:, q, k].double().numpy() for q, c in gaps for k, level in enumerate(codec.levels[c])
-    }
+    return [
+        (f"{c}_p_{level}", chances[:, q, k].double().numpy())
+        for q, c in gaps
+        for k, level in enumerate(codec.levels[c])
+    ]
 
 
-def _with_columns(frame: pd.DataFrame, added: dict[tuple[str, str], object]) -> pd.DataFrame:
-    """The frame and, beside it, columns named after one of its own and what they say of it."""
-    names = ["_".join(name) for name in added]
-    taken = [name for name, times in Counter([*names, *frame.columns]).items() if times > 1 and name in set(names)]
+def _with_columns(frame: pd.DataFrame, added: list[tuple[str, object]]) -> pd.DataFrame:
+    names = Counter([*frame.columns, *(name for name, _ in added)])
+    taken = [name for name in dict(added) if names[name] > 1]
     if taken:
         raise DataError(
             f"there are column(s) {', '.join(taken)} already, which would hold intervals or probabilities; "
             "rename them, or levels that read alike."
         )
-    new = pd.DataFrame(dict(zip(names, added.values(), strict=True)), index=frame.index)
-    return pd.concat([frame, new], axis=1) if added else frame
+    return pd.concat([frame, pd.DataFrame(dict(added), index=frame.index)], axis=1) if added else frame
 
 
 def _stack(tables: list[pd.DataFrame]) -> pd.DataFrame:

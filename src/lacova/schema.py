@@ -13,7 +13,8 @@ from lacova import schema_toml
 from lacova.dataframes import to_pandas
 from lacova.errors import DataError as DataError
 from lacova.errors import SchemaError as SchemaError
-from lacova.schema_infer import Kind, Note, Wishes, propose
+from lacova.schema_infer import Kind as Kind
+from lacova.schema_infer import Note, Wishes, propose
 from lacova.schema_show import share, show
 
 Bounds = tuple[float | None, float | None]
@@ -197,7 +198,9 @@ class Schema:
 
     def to_toml(self, path: str | PathLike[str] | None = None) -> str:
         """The schema as TOML to read and edit; written to `path` as well, if given, whole or not at all."""
-        notes = {n.column: f"{share(n.missing)} missing; {n.examples}; {n.reason}" for n in self.notes}
+        notes = {
+            n.column: "; ".join((f"{share(n.missing)} missing", n.examples or "no value", n.reason)) for n in self.notes
+        }
         return schema_toml.write(self._document(), notes, path)
 
     @classmethod

@@ -6,6 +6,7 @@ import re
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import pandas as pd
@@ -75,7 +76,7 @@ class Column:
             self.static = bool((groups.nunique() <= 1).all() and (groups.size() > 1).any())
             self.units = groups.first() if self.static else self.seen
 
-    @property
+    @cached_property
     def type(self) -> Literal["number", "truth", "category", "text", "other"]:
         dtype = self.seen.dtype
         if isinstance(dtype, pd.CategoricalDtype):
@@ -86,11 +87,11 @@ class Column:
             return "truth"
         return "text" if any(isinstance(value, str) for value in self.seen) else "other"
 
-    @property
+    @cached_property
     def whole(self) -> bool:
         return self.type == "number" and bool((self.seen.astype(float) % 1 == 0).all())
 
-    @property
+    @cached_property
     def integer(self) -> bool:
         """Whether its type says whole numbers; a gap turns those that were read from a file into floats."""
         return self.whole and (self.seen.dtype.kind in "iu" or self.missing > 0)
@@ -110,7 +111,7 @@ class Column:
         if self.type == "category":
             return "categorical", f"categories, {levels} in use"
         if self.type != "number":
-            return "categorical", f"{self.type} with {levels} levels"
+            return "categorical", f"{'text' if self.type == 'text' else 'values'} with {levels} levels"
         if self.whole and levels <= max(2, min(FEW, len(self.units) // 3)):
             low, high = float(self.seen.min()), float(self.seen.max())
             if high - low < WIDE and not (low == 0 and levels >= COUNT):
@@ -179,7 +180,7 @@ def _place(out: Proposal, name: str, column: Column, wishes: Wishes) -> str:
     if name == wishes.instance:
         return "named as the instance"
     if name in wishes.exclude:
-        return "left out: excluded"
+        return "excluded"
     if wishes.measurements is not None and name in wishes.measurements:
         out.measurements.append(_number(name, column, "measurement"))
         return "named as a measurement"
@@ -192,7 +193,7 @@ def _place(out: Proposal, name: str, column: Column, wishes: Wishes) -> str:
     if unusable and named and column.nested:
         raise DataError(f"covariate {name!r} {unusable}.")
     if unusable and not named:
-        return f"left out: {unusable}"
+        return unusable
     kind, reason = column.kind()
     if named and isinstance(wishes.covariates, Mapping):
         kind, reason = wishes.covariates[name], "kind as told"
@@ -200,7 +201,7 @@ def _place(out: Proposal, name: str, column: Column, wishes: Wishes) -> str:
         out.measurements.append(name)
         return reason
     if wishes.covariates is not None and not named:
-        return "left out: not among the covariates named"
+        return "not among the covariates named"
     out.covariates[name] = kind
     if column.static:
         out.static.append(name)

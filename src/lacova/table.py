@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -124,7 +124,8 @@ class Codec:
     def decode_measurements(self, y: Tensor) -> Floats:
         """Measurements in their own units, within their bounds; the last dimension is the column."""
         values = np.asarray(y.detach().cpu().double().numpy() * self.y_scale + self.y_shift)
-        for d, name in enumerate(self.schema.measurements):
+        for name in {*self.schema.bounds, *self.schema.integers} - self.schema.covariates.keys():
+            d = self.schema.measurements.index(name)
             values[..., d] = _keep(values[..., d], name, self.schema)
         return values
 
@@ -200,6 +201,10 @@ def _require(frame: pd.DataFrame, columns: Sequence[str]) -> None:
         )
     if len(frame) == 0:
         raise DataError("the table has no rows.")
+    for name in columns:
+        values = frame[name]
+        if values.dtype == object and not all(isinstance(value, Hashable) for value in values):
+            raise DataError(f"column {name!r} holds nested values; expected numbers, text or categories.")
 
 
 def _numbers(frame: pd.DataFrame, name: str) -> Floats:
@@ -315,13 +320,17 @@ def _fill_column(column: pd.Series[Any], values: npt.NDArray[Any]) -> pd.Series[
     elif dtype.kind in "iu":  # pandas' nullable integers
         limits = np.iinfo(str(dtype).lower().removesuffix("[pyarrow]"))
         new = np.clip(np.rint(new), limits.min, limits.max) if new.dtype.kind == "f" else new
+    elif isinstance(dtype, np.dtype) and dtype.kind == "f":
+        new = new.astype(dtype)  # pandas refuses digits that a narrow float would lose
     elif dtype.kind == "b":
         new = new.astype(float) > 0.5
     elif pd.api.types.is_string_dtype(dtype) and not pd.api.types.is_object_dtype(dtype):
         new = np.asarray([str(value) for value in new.tolist()], dtype=object)
-    items = new.tolist()  # levels come as objects; let them be what the column holds
-    types = set(map(type, items))
-    filled[gaps] = np.asarray(items, dtype=object if str in types and len(types) > 1 else None)
+    if new.dtype == object:  # levels: let them be what the column holds
+        items = new.tolist()
+        types = set(map(type, items))
+        new = np.asarray(items, dtype=object if str in types and len(types) > 1 else None)
+    filled[gaps] = new
     return filled
 
 

@@ -13,6 +13,11 @@ ROOT = Path(lacova.__file__).parent
 # The one order of the package: a module imports from those above it only.
 ORDER = [
     "version",
+    "errors",
+    "dataframes",
+    "schema_infer",
+    "schema_show",
+    "schema_toml",
     "schema",
     "files",
     "linalg",
@@ -154,7 +159,7 @@ assert (
     torch.get_default_dtype(), torch.get_num_threads(), torch.get_rng_state().tolist(), torch.is_grad_enabled()
 ) == before, "torch settings"
 assert logging.getLogger().handlers == handlers, "log handlers"
-loaded = {"matplotlib", "formulaic", "gpytorch", "plotly"} & {name.split(".")[0] for name in sys.modules}
+loaded = {"matplotlib", "formulaic", "gpytorch", "plotly", "polars"} & {name.split(".")[0] for name in sys.modules}
 assert not loaded, loaded
 """
 

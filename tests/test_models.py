@@ -298,7 +298,7 @@ def test_history_without_instance_column_is_refused():
 def test_bad_table_is_refused_by_every_method(fitted, method):
     with pytest.raises(DataError, match=r"^column\(s\) 'sex' are in the schema but not in the table"):
         getattr(fitted, method)(visits().drop(columns="sex"))
-    with pytest.raises(DataError, match=r"^expected a pandas DataFrame, got list"):
+    with pytest.raises(DataError, match=r"^expected a pandas or polars DataFrame or a pyarrow Table, got list"):
         getattr(fitted, method)([1])
 
 

@@ -1,4 +1,7 @@
+import copy
 import dataclasses
+import json
+import pickle
 
 import pytest
 
@@ -38,7 +41,7 @@ def test_a_schema_may_have_no_covariates():
     assert Schema(["y"], {}).columns == ("y",)
 
 
-@pytest.mark.parametrize("field", ["measurements", "covariates", "instance", "time", "static"])
+@pytest.mark.parametrize("field", ["measurements", "covariates", "instance", "time", "static", "bounds", "integers"])
 def test_roles_are_frozen(field):
     schema = Schema(["y"], AGE)
     with pytest.raises(dataclasses.FrozenInstanceError, match=f"cannot assign to field '{field}'"):
@@ -114,6 +117,37 @@ def test_schemas_compare_by_role():
             {"static": ["age"]},
             "static covariates are constant within an instance: name the instance column too.",
         ),
+        (
+            {"integers": "age"},
+            "integers must be a list of column names, got the string 'age'.",
+        ),
+        (
+            {"integers": ["sex"], "covariates": {"sex": "categorical"}},
+            "integers names 'sex', which is neither a measurement nor a continuous covariate; take it out, or give it "
+            "such a role.",
+        ),
+        (
+            {"bounds": {"height": (0, 1)}},
+            "bounds names 'height', which is neither a measurement nor a continuous covariate; take it out, or give "
+            "it such a role.",
+        ),
+        (
+            {"bounds": {"id": (0, 1)}, "instance": "id"},
+            "bounds names 'id', which is neither a measurement nor a continuous covariate; take it out, or give it "
+            "such a role.",
+        ),
+        (
+            {"bounds": [("age", 0, 1)]},
+            "bounds must map columns to (lower, upper), got [('age', 0, 1)]; write {'age': (0, 120)}.",
+        ),
+        (
+            {"bounds": {"age": (2, 2)}},
+            "bounds of 'age' are 2.0, 2.0; the lower one must be below the upper one.",
+        ),
+        (
+            {"bounds": {"age": (0.2, 0.8)}, "integers": ["age"]},
+            "bounds of 'age' are 0.2, 0.8, with no whole number between them.",
+        ),
     ],
 )
 def test_contradicting_roles_are_refused(roles, message):
@@ -131,3 +165,82 @@ def test_schema_error_is_a_value_error():
 def test_covariates_without_kinds_are_a_schema_error(covariates):
     with pytest.raises(SchemaError, match="covariates"):
         Schema(["alt"], covariates)
+
+
+@pytest.mark.parametrize("pair", [0, "01", (1,), (1, 2, 3), ("0", 1), (float("nan"), None), (True, None), {0: 1}])
+def test_bounds_are_two_numbers(pair):
+    with pytest.raises(SchemaError) as caught:
+        Schema(["alt"], AGE, bounds={"age": pair})
+    assert str(caught.value) == (
+        f"bounds of 'age' are {pair!r}; expected two numbers (lower, upper), None for no limit."
+    )
+
+
+def test_bounds_and_integers_are_kept():
+    schema = Schema(["alt"], AGE, time="day", bounds={"age": (0, 120.5), "day": [None, 3]}, integers=["alt", "age"])
+    assert schema.bounds == {"age": (0.0, 120.5), "day": (None, 3.0)}
+    assert schema.integers == ("age", "alt")  # in the order of the columns
+
+
+def test_no_limit_is_no_bound():
+    assert Schema(["y"], AGE, bounds={"age": (-float("inf"), float("inf")), "y": (None, None)}) == Schema(["y"], AGE)
+
+
+def test_order_within_static_and_integers_does_not_matter():
+    kinds = {"a": "continuous", "b": "continuous"}
+    one, other = (Schema(["y"], kinds, "id", static=names, integers=names) for names in (["a", "b"], ["b", "a"]))
+    assert one == other
+    assert one.static == one.integers == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d.update(age="categorical"),
+        lambda d: d.__setitem__("age", "categorical"),
+        lambda d: d.__delitem__("age"),
+        lambda d: d.pop("age"),
+        lambda d: d.popitem(),
+        lambda d: d.clear(),
+        lambda d: d.setdefault("sex", "categorical"),
+        lambda d: d.__ior__({"sex": "categorical"}),
+    ],
+)
+@pytest.mark.parametrize("field", ["covariates", "bounds"])
+def test_mappings_cannot_change(field, change):
+    schema = Schema(["y"], AGE, bounds={"age": (0, 1)})
+    with pytest.raises(TypeError, match=r"a schema cannot change; make another with dataclasses\.replace"):
+        change(getattr(schema, field))
+    assert schema == Schema(["y"], AGE, bounds={"age": (0, 1)})
+
+
+def test_schemas_can_be_hashed_copied_pickled_and_written_as_json():
+    schema = Schema(["y"], AGE, time="day", bounds={"age": (0, None)}, integers=["y"])
+    assert hash(schema) == hash(copy.deepcopy(schema))
+    assert copy.deepcopy(schema) == pickle.loads(pickle.dumps(schema)) == schema
+    assert Schema(**json.loads(json.dumps(dataclasses.asdict(schema)))) == schema
+    later = dataclasses.replace(schema, time=None)
+    assert (later.time, later.bounds) == (None, {"age": (0.0, None)})
+
+
+def test_repr_is_short_and_plain():
+    assert repr(Schema(["y"], AGE)) == "Schema(['y'], {'age': 'continuous'})"
+    schema = Schema([f"y{k}" for k in range(9)], AGE, "id", "day", ["age"], {"y0": (0, None)}, ["y1"])
+    assert repr(schema) == (
+        "Schema(['y0', 'y1', 'y2', 'y3', 'y4', 'y5', ... 3 more], {'age': 'continuous', 'day': 'continuous'}, "
+        "instance='id', time='day', static=['age'], bounds={'y0': (0.0, None)}, integers=['y1'])"
+    )
+
+
+def test_print_shows_every_column():
+    bounds = {"y": (0, None), "age": (0.5, 120), "day": (None, 3)}
+    schema = Schema(["y"], {**AGE, "sex": "categorical"}, "id", "day", ["sex"], bounds, ["y"])
+    assert str(schema) == schema.describe()
+    assert str(schema).splitlines() == [
+        "column  role         kind         static  bounds      integer",
+        "id      instance",
+        "age     covariate    continuous           0.5 to 120",
+        "sex     covariate    categorical  yes",
+        "day     time         continuous           ≤ 3",
+        "y       measurement  continuous           ≥ 0         yes",
+    ]

@@ -130,6 +130,11 @@ BAD = {
         lambda f: f.assign(sex=["f", "m", "f", None, "m"]),
         "static column 'sex' takes more than one value within instance(s) 'b', 'a'; correct the values",
     ),
+    "nested values": (
+        "learn encode",
+        lambda f: f.assign(sex=[["f"], None, ["m"], None, None]),
+        "column 'sex' holds nested values; expected numbers, text or categories.",
+    ),
     "empty table": ("learn encode", lambda f: f[:0], "the table has no rows."),
     "not a DataFrame": ("learn encode", lambda f: f.to_dict(), "expected a pandas DataFrame, got dict."),
 }
@@ -443,3 +448,58 @@ def test_filled_static_column_can_be_encoded_again():
     done = codec.fill(frame, np.zeros((5, 2)), codec.encode(frame).x)
     assert codec.encode(done).x_mask[:, 0].all()
     assert done["age"].tolist() == [50.1, 50.1, 31.7, 31.7, 31.7]
+
+
+# Bounds and whole numbers.
+
+LIMITED = Schema(["y"], {"x": "continuous", "c": "categorical"}, bounds={"y": (0, 4.5), "x": (None, 5)}, integers=["y"])
+
+
+def test_decoded_values_are_kept_within_bounds_and_whole():
+    codec = Codec.learn(LIMITED, simple(), "none")
+    y = torch.tensor([[[-3.0], [0.4], [0.6], [4.4], [9.0]]], dtype=torch.float64)
+    assert codec.decode_measurements(y).tolist() == [[[0.0], [0.0], [1.0], [4.0], [4.0]]]  # 4.5 is no whole number
+    x = (torch.tensor([-100.0, 4.75, 5.25], dtype=torch.float64) - codec.x_shift[0]) / codec.x_scale[0]
+    np.testing.assert_allclose(codec.decode_covariate("x", x), [-100.0, 4.75, 5.0], rtol=1e-12)
+
+
+def test_only_columns_with_bounds_are_changed():
+    schema = Schema(["alt", "ast"], {"age": "continuous"}, bounds={"ast": (0, 1)})
+    codec = Codec.learn(schema, visits().assign(ast=[0.0, 1.0, 0.5, 0.5, NAN]), "none")
+    assert codec.decode_measurements(torch.tensor([[-7.25, -7.25], [9.5, 9.5]])).tolist() == [[-7.25, 0.0], [9.5, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (
+            {"y": [-1.0, 5.0, 2.0]},
+            "column 'y' holds -1.0, 5.0, but the schema says bounds (0.0, 4.5) and whole numbers",
+        ),
+        ({"y": [1.0, 1.5, NAN]}, "column 'y' holds 1.5, but the schema says bounds (0.0, 4.5) and whole numbers"),
+        (
+            {"x": [0.0, 5.5, NAN]},
+            "column 'x' holds 5.5, but the schema says bounds (None, 5.0); correct the values, or",
+        ),
+    ],
+)
+def test_training_values_beyond_the_bounds_are_refused(columns, message):
+    with pytest.raises(DataError, match=re.escape(message)):
+        Codec.learn(LIMITED, simple(**columns))
+
+
+def test_new_values_beyond_the_bounds_come_back_as_they_are():
+    codec = Codec.learn(LIMITED, simple())
+    frame = simple(y=[-1.5, NAN, 99.0], x=[70.0, 1.0, 2.0])
+    codec.encode(frame)
+    done = codec.fill(frame, np.ones((3, 1)), torch.zeros(3, 2))
+    assert done["y"].tolist() == [-1.5, 1.0, 99.0]
+    assert done["x"].tolist() == [70.0, 1.0, 2.0]
+
+
+def test_fill_of_a_narrow_float():
+    # pandas refuses values with more digits than a float32 holds.
+    frame = simple(y=pd.Series([1, NAN, 4], dtype="float32"))
+    done = Codec.learn(SIMPLE, frame).fill(frame, np.full((3, 1), 0.1), torch.zeros(3, 2))
+    assert done["y"].dtype == "float32"
+    assert done["y"].tolist()[1] == np.float32(0.1).item()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -40,12 +41,18 @@ def summarise(parts: Iterable[Draws], rows: int, codec: Codec, interval: float |
     return Summary(mean, ends)
 
 
-def completed(frame: pd.DataFrame, codec: Codec, summary: Summary, x: Tensor) -> pd.DataFrame:
-    """The frame with its gaps filled from the mean of y and from x, and with interval columns if there are any."""
+def completed(
+    frame: pd.DataFrame, codec: Codec, summary: Summary, x: Tensor, chances: Tensor | None = None
+) -> pd.DataFrame:
+    """The frame with its gaps filled from the mean of y and from x.
+
+    Interval columns are added if there are any, and the `chances` (N×Q×levels) of each level where they are given.
+    """
     done = codec.fill(frame, codec.decode_measurements(summary.mean), x)
     sides = {side: codec.fill(frame, codec.decode_measurements(y), xs) for side, (y, xs) in summary.ends.items()}
     numeric = [c for c in codec.schema.columns if c not in codec.levels and c != codec.schema.instance]
-    return _with_ends(done, {f"{c}_{side}": sides[side][c] for c in numeric for side in sides})
+    ends: list[tuple[str, object]] = [(f"{c}_{side}", sides[side][c]) for c in numeric for side in sides]
+    return _with_columns(done, ends + ([] if chances is None else _chances(frame, codec, chances)))
 
 
 def completed_draws(
@@ -63,7 +70,7 @@ def predicted(index: pd.Index[str], codec: Codec, summary: Summary) -> pd.DataFr
     names = list(codec.schema.measurements)
     out = pd.DataFrame(codec.decode_measurements(summary.mean), index=index, columns=names)
     sides = {side: codec.decode_measurements(y) for side, (y, _) in summary.ends.items()}
-    return _with_ends(out, {f"{c}_{side}": sides[side][:, d] for d, c in enumerate(names) for side in sides})
+    return _with_columns(out, [(f"{c}_{side}", sides[side][:, d]) for d, c in enumerate(names) for side in sides])
 
 
 def predicted_draws(index: pd.Index[str], codec: Codec, parts: Iterable[Draws], draws: int) -> pd.DataFrame:
@@ -75,11 +82,25 @@ def predicted_draws(index: pd.Index[str], codec: Codec, parts: Iterable[Draws], 
     return _stack([pd.DataFrame(codec.decode_measurements(one), index=index, columns=names) for one in y])
 
 
-def _with_ends(frame: pd.DataFrame, ends: dict[str, object]) -> pd.DataFrame:
-    taken = [name for name in ends if name in frame.columns]
+def _chances(frame: pd.DataFrame, codec: Codec, chances: Tensor) -> list[tuple[str, object]]:
+    """The probability of each level, for categorical covariates that have gaps in the frame."""
+    gaps = [(q, c) for q, c in enumerate(codec.schema.covariates) if c in codec.levels and frame[c].isna().any()]
+    return [
+        (f"{c}_p_{level}", chances[:, q, k].double().numpy())
+        for q, c in gaps
+        for k, level in enumerate(codec.levels[c])
+    ]
+
+
+def _with_columns(frame: pd.DataFrame, added: list[tuple[str, object]]) -> pd.DataFrame:
+    names = Counter([*frame.columns, *(name for name, _ in added)])
+    taken = [name for name in dict(added) if names[name] > 1]
     if taken:
-        raise DataError(f"the table already has column(s) {', '.join(taken)}, which would hold intervals; rename them.")
-    return pd.concat([frame, pd.DataFrame(ends, index=frame.index)], axis=1) if ends else frame
+        raise DataError(
+            f"there are column(s) {', '.join(taken)} already, which would hold intervals or probabilities; "
+            "rename them, or levels that read alike."
+        )
+    return pd.concat([frame, pd.DataFrame(dict(added), index=frame.index)], axis=1) if added else frame
 
 
 def _stack(tables: list[pd.DataFrame]) -> pd.DataFrame:

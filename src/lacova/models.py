@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 from lacova.archive import StorageError, write
 from lacova.batches import Batches
-from lacova.covariates.belief import best_guess
+from lacova.covariates.belief import best_guess, level_chances
 from lacova.covariates.fill import FILLS, Fill
 from lacova.covariates.longitudinal import LongitudinalPrior
 from lacova.covariates.mixture import Mixture
 from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import CovariatePrior, FactorisedPrior, JointPrior
+from lacova.dataframes import Frame, to_pandas
 from lacova.fit import FitOptions, fit
 from lacova.frames import completed, completed_draws, predicted, predicted_draws, summarise
 from lacova.gp.factors import check_passed
@@ -108,13 +109,13 @@ class Model(ABC):
         """p(z | x); `inputs` gives as many inducing inputs as are asked for, or as there are different rows."""
 
     def fit(
-        self, train: pd.DataFrame, validation: pd.DataFrame | None = None, *, max_epochs: int = 200,
+        self, train: Any, validation: Any = None, *, max_epochs: int = 200,
         seed: int = 0, device: str = "auto", **options: Any,
     ) -> Self:  # fmt: skip
         """Learn from a table with gaps in Y and X.
 
         Args:
-            train: the training rows.
+            train: the training rows: a pandas or polars DataFrame, or a pyarrow Table.
             validation: rows to stop early on; the best weights are restored. Without them, all epochs are run.
             max_epochs: most passes over the rows.
             seed: the same seed gives the same model on the same CPU, bit for bit.
@@ -131,10 +132,11 @@ class Model(ABC):
         if self.covariate_prior and settings.prior_every is not None:
             raise ValueError("covariate_prior states what prior_every would unlearn; leave one of them out.")
         target = resolve_device(device)
-        codec = Codec.learn(self.schema, train, self.scaling)
-        table = codec.encode(train)
+        frame, _ = to_pandas(train, self.schema.columns)
+        codec = Codec.learn(self.schema, frame, self.scaling)
+        table = codec.encode(frame)
         fill = Fill.learn(self.covariates, codec, table) if self.covariates in FILLS else None
-        held_out = None if validation is None else codec.encode(validation)
+        held_out = None if validation is None else codec.encode(to_pandas(validation, self.schema.columns)[0])
         if fill is not None:
             table, held_out = fill(table), None if held_out is None else fill(held_out)
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
@@ -195,16 +197,18 @@ class Model(ABC):
     def _time(self, codec: Codec) -> int | None:
         return None if self.schema.time is None else codec.space.names.index(self.schema.time)
 
-    def _encode(self, frame: pd.DataFrame, measurements: bool = True) -> Table:
+    def _encode(self, data: Any, measurements: bool = True) -> Table:
         """A table as the fitted model takes it: scaled, its gaps in X filled or prepared, on the model's device."""
         codec, vae = self._fitted()
+        frame, _ = to_pandas(data, self.schema.columns)
         table = codec.encode(frame, measurements=measurements)
         table = table if self._fill is None else self._fill(table)
         return vae.prepare(table).to(next(vae.parameters()).device)
 
     def impute(
-        self, data: pd.DataFrame, draws: int | None = None, *, interval: float | None = None, seed: int = 0
-    ) -> pd.DataFrame:
+        self, data: Frame, draws: int | None = None, *, interval: float | None = None, probabilities: bool = False,
+        seed: int = 0,
+    ) -> Frame:  # fmt: skip
         """Fill the gaps of a table; observed entries come back as they were.
 
         Args:
@@ -213,26 +217,38 @@ class Model(ABC):
                 tables one below the other, numbered in a column `draw`.
             interval: with `draws=None`, adds `<column>_lower` and `<column>_upper`, the central interval of each
                 numeric column (observed entries: the value itself).
+            probabilities: with `draws=None`, adds `<column>_p_<level>`, the probability of each level of each
+                categorical covariate with gaps (observed entries: 1 for the level observed).
             seed: of the draws.
+
+        Returns:
+            a table of the same library as `data`, its columns of the same types.
         """
         codec, vae = self._fitted()
-        if draws is not None and interval is not None:
-            raise ValueError("give draws or interval, not both: an interval is a summary of draws.")
+        if draws is not None and (interval is not None or probabilities):
+            word = "probabilities" if interval is None else "interval"
+            raise ValueError(f"give draws or {word}, not both: draws leave the summary to you.")
         count = MEAN_DRAWS if interval is None else INTERVAL_DRAWS
         count, interval = _count(count if draws is None else draws), _level(interval)
-        table = self._encode(data)
+        frame, origin = to_pandas(data, self.schema.columns)
+        table = self._encode(frame)
         parts = imputation_draws(vae, table, count, self._noise(seed), self._trained)
         if draws is not None:
-            return completed_draws(data, codec, parts, table, count)
+            return origin.complete(completed_draws(frame, codec, parts, table, count))
         guess = torch.empty(table.x.shape)
+        chances = torch.empty(*table.x.shape, vae.space.max_levels) if probabilities else None
         for rows, batch in chunks(table, 1):
-            guess[rows] = best_guess(vae.believe(batch), batch, vae.space).detach().cpu()
-        return completed(data, codec, summarise(parts, len(table), codec, interval), guess)
+            belief = vae.believe(batch)
+            guess[rows] = best_guess(belief, batch, vae.space).detach().cpu()
+            if chances is not None:
+                chances[rows] = level_chances(belief, batch).detach().cpu()
+        summary = summarise(parts, len(table), codec, interval)
+        return origin.complete(completed(frame, codec, summary, guess, chances))
 
     def predict(
-        self, x: pd.DataFrame, history: pd.DataFrame | None = None, *, draws: int = MEAN_DRAWS,
+        self, x: Frame, history: Any = None, *, draws: int = MEAN_DRAWS,
         interval: float | None = None, seed: int = 0,
-    ) -> pd.DataFrame:  # fmt: skip
+    ) -> Frame:  # fmt: skip
         """Predict Y for covariates with gaps; any measurements in `x` are not looked at.
 
         Args:
@@ -244,22 +260,28 @@ class Model(ABC):
             seed: of the draws.
 
         Returns:
-            the predictive mean of every measurement, with the index of `x`.
+            the predictive mean of every measurement, row by row as in `x`; with the index of `x`, if it is pandas.
         """
         codec, _ = self._fitted()
         interval = _level(interval)
-        parts = self._predict_draws(x, history, _count(draws), seed)
-        return predicted(x.index, codec, summarise(parts, len(x), codec, interval))
+        frame, origin = to_pandas(x, self._given)
+        parts = self._predict_draws(frame, history, _count(draws), seed)
+        return origin.table(predicted(frame.index, codec, summarise(parts, len(frame), codec, interval)))
 
-    def sample(
-        self, x: pd.DataFrame, history: pd.DataFrame | None = None, *, draws: int = 20, seed: int = 0
-    ) -> pd.DataFrame:
+    def sample(self, x: Frame, history: Any = None, *, draws: int = 20, seed: int = 0) -> Frame:
         """Draw Y (noise included) for covariates with gaps: `draws` tables one below the other, numbered in `draw`."""
         codec, _ = self._fitted()
         draws = _count(draws)
-        return predicted_draws(x.index, codec, self._predict_draws(x, history, draws, seed), draws)
+        frame, origin = to_pandas(x, self._given)
+        parts = self._predict_draws(frame, history, draws, seed)
+        return origin.table(predicted_draws(frame.index, codec, parts, draws))
 
-    def _predict_draws(self, x: pd.DataFrame, history: pd.DataFrame | None, draws: int, seed: int) -> Iterable[Draws]:
+    @property
+    def _given(self) -> list[str]:
+        """The columns that a prediction looks at."""
+        return [name for name in self.schema.columns if name not in self.schema.measurements]
+
+    def _predict_draws(self, x: pd.DataFrame, history: Any, draws: int, seed: int) -> Iterable[Draws]:
         codec, vae = self._fitted()
         table, new = self._encode(x, measurements=False), len(x)
         if history is not None:
@@ -267,8 +289,9 @@ class Model(ABC):
                 raise DataError(
                     "history belongs to instances, but the schema has no instance column: give Schema(instance=...)."
                 )
-            codec.require(history)
-            past = history[history[self.schema.instance].isin(set(x[self.schema.instance]))]
+            visits, _ = to_pandas(history, self.schema.columns)
+            codec.require(visits)
+            past = visits[visits[self.schema.instance].isin(set(x[self.schema.instance]))]
             if len(past):
                 both = pd.concat(
                     [x.drop(columns=list(self.schema.measurements), errors="ignore"), past[list(self.schema.columns)]]
@@ -277,28 +300,27 @@ class Model(ABC):
         marked = torch.arange(len(table)) < new
         return predictive_draws(vae, table, marked, draws, self._noise(seed), self._trained)
 
-    def log_likelihood(self, data: pd.DataFrame, *, draws: int = MEAN_DRAWS, seed: int = 0) -> pd.Series[float]:
+    def log_likelihood(self, data: Any, *, draws: int = MEAN_DRAWS, seed: int = 0) -> Any:
         """Per row, log p(y_o | x_o) in the measurements' own units, by importance sampling with `draws` draws."""
         codec, vae = self._fitted()
-        table = self._encode(data)
+        frame, origin = to_pandas(data, self.schema.columns)
+        table = self._encode(frame)
         noise, out = self._noise(seed), torch.empty(len(table), dtype=torch.float64)
         for rows, batch in chunks(table, _count(draws)):
             value = log_likelihood(vae, batch, draws, noise).double() + codec.log_jacobian(batch.y_mask)
             out[rows] = value.cpu()
-        return pd.Series(out.numpy(), index=data.index, name="log_likelihood")
+        return origin.series(pd.Series(out.numpy(), index=frame.index, name="log_likelihood"))
 
     @overload
     def score(
-        self, data: pd.DataFrame, *, columns: Literal[False] = ..., draws: int = ..., seed: int = ...
+        self, data: Any, *, columns: Literal[False] = ..., draws: int = ..., seed: int = ...
     ) -> dict[str, float]: ...
 
     @overload
-    def score(
-        self, data: pd.DataFrame, *, columns: Literal[True], draws: int = ..., seed: int = ...
-    ) -> pd.DataFrame: ...
+    def score(self, data: Any, *, columns: Literal[True], draws: int = ..., seed: int = ...) -> pd.DataFrame: ...
 
     def score(
-        self, data: pd.DataFrame, *, columns: bool = False, draws: int = MEAN_DRAWS, seed: int = 0
+        self, data: Any, *, columns: bool = False, draws: int = MEAN_DRAWS, seed: int = 0
     ) -> dict[str, float] | pd.DataFrame:
         """Predict the measurements from the covariates alone and compare with those that are there.
 
@@ -312,22 +334,25 @@ class Model(ABC):
             seed: of the draws.
         """
         codec, vae = self._fitted()
-        found = by_column(vae, codec, self._encode(data), _count(draws), self._noise(seed))
-        return found if columns else overall(found, codec.y_scale, len(data))
+        table = self._encode(data)
+        found = by_column(vae, codec, table, _count(draws), self._noise(seed))
+        return found if columns else overall(found, codec.y_scale, len(table))
 
     @torch.no_grad()
-    def embed(self, data: pd.DataFrame) -> pd.DataFrame:
+    def embed(self, data: Frame) -> Frame:
         """Mean and variance of q(z | y_o, x_o) of each row: columns `z1`, ..., then `z1_var`, ..."""
         _, vae = self._fitted()
-        table = self._encode(data)
+        frame, origin = to_pandas(data, self.schema.columns)
+        table = self._encode(frame)
         out = torch.empty(len(table), 2 * self.latent_dim, dtype=torch.float64)
         for rows, batch in chunks(table, 1):
             out[rows] = torch.cat(vae.encode(batch), dim=1).double().cpu()
         names = [f"z{k + 1}" for k in range(self.latent_dim)]
-        return pd.DataFrame(out.numpy(), index=data.index, columns=[*names, *(f"{name}_var" for name in names)])
+        columns = [*names, *(f"{name}_var" for name in names)]
+        return origin.table(pd.DataFrame(out.numpy(), index=frame.index, columns=columns))
 
     @torch.no_grad()
-    def elbo(self, data: pd.DataFrame, *, samples: int = 1, seed: int = 0) -> dict[str, float]:
+    def elbo(self, data: Any, *, samples: int = 1, seed: int = 0) -> dict[str, float]:
         """The named terms of the bound on log p(Y_o | X_o) over a whole table, in the measurements' own units."""
         codec, vae = self._fitted()
         table = self._encode(data)

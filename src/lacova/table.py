@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -77,7 +78,7 @@ class Codec:
         """Learn scales and levels from the observed entries of the training rows."""
         check_scaling(scaling)
         _require(frame, schema.columns)
-        y = np.stack([_numbers(frame, name) for name in schema.measurements], axis=1)
+        y = np.stack([_checked_numbers(frame, name, schema) for name in schema.measurements], axis=1)
         y_shift, y_scale = _scales(y, schema.measurements, "measurement", scaling)
         x_shift, x_scale = np.zeros(len(schema.covariates)), np.ones(len(schema.covariates))
         levels: dict[str, tuple[Any, ...]] = {}
@@ -85,7 +86,7 @@ class Codec:
             if kind == "categorical":
                 levels[name] = _learn_levels(frame, name)
             else:
-                values = _numbers(frame, name)[:, None]
+                values = _checked_numbers(frame, name, schema)[:, None]
                 shift, scale = _scales(values, [name], "covariate", "standard")
                 x_shift[q], x_scale[q] = shift[0], scale[0]
         return cls(schema, y_shift, y_scale, x_shift, x_scale, levels)
@@ -121,18 +122,22 @@ class Codec:
         _require(frame, [c for c in self.schema.columns if measurements or c not in self.schema.measurements])
 
     def decode_measurements(self, y: Tensor) -> Floats:
-        """Measurements in their own units; the last dimension is the column."""
-        return np.asarray(y.detach().cpu().double().numpy() * self.y_scale + self.y_shift)
+        """Measurements in their own units, within their bounds; the last dimension is the column."""
+        values = np.asarray(y.detach().cpu().double().numpy() * self.y_scale + self.y_shift)
+        for name in {*self.schema.bounds, *self.schema.integers} - self.schema.covariates.keys():
+            d = self.schema.measurements.index(name)
+            values[..., d] = _keep(values[..., d], name, self.schema)
+        return values
 
     def decode_covariate(self, name: str, x: Tensor) -> npt.NDArray[Any]:
-        """One covariate in its own units or levels."""
+        """One covariate in its own units, within its bounds, or as levels."""
         values = x.detach().cpu().double().numpy()
         if name in self.levels:
             levels = np.empty(len(self.levels[name]), dtype=object)
             levels[:] = self.levels[name]
             return np.asarray(levels[values.round().astype(int)])
         q = self.space.names.index(name)
-        return np.asarray(values * self.x_scale[q] + self.x_shift[q])
+        return _keep(np.asarray(values * self.x_scale[q] + self.x_shift[q]), name, self.schema)
 
     def fill(self, frame: pd.DataFrame, y: Floats, x: Tensor) -> pd.DataFrame:
         """A copy of `frame` with its gaps, and only those, taken from y (in own units) and x (encoded)."""
@@ -196,6 +201,10 @@ def _require(frame: pd.DataFrame, columns: Sequence[str]) -> None:
         )
     if len(frame) == 0:
         raise DataError("the table has no rows.")
+    for name in columns:
+        values = frame[name]
+        if values.dtype == object and not all(isinstance(value, Hashable) for value in values):
+            raise DataError(f"column {name!r} holds nested values; expected numbers, text or categories.")
 
 
 def _numbers(frame: pd.DataFrame, name: str) -> Floats:
@@ -219,6 +228,20 @@ def _numbers(frame: pd.DataFrame, name: str) -> Floats:
             "replace them by gaps (NaN) or finite values."
         )
     return np.asarray(values)
+
+
+def _checked_numbers(frame: pd.DataFrame, name: str, schema: Schema) -> Floats:
+    """Training values, which must keep to what the schema says of them."""
+    values = _numbers(frame, name)
+    strange = values[~np.isnan(values) & (values != _keep(values, name, schema))]
+    if len(strange):
+        lower, upper = schema.bounds.get(name, (None, None))
+        whole = " and whole numbers" if name in schema.integers else ""
+        raise DataError(
+            f"column {name!r} holds {_some(list(dict.fromkeys(strange.tolist())))}, but the schema says bounds "
+            f"({lower}, {upper}){whole}; correct the values, or the schema."
+        )
+    return values
 
 
 def _scales(values: Floats, names: Sequence[str], role: str, scaling: Scaling) -> tuple[Floats, Floats]:
@@ -252,7 +275,8 @@ def _learn_levels(frame: pd.DataFrame, name: str) -> tuple[Any, ...]:
             f"covariate column(s) {name!r} have no observed value in training; take them out of the schema."
         )
     if isinstance(frame[name].dtype, pd.CategoricalDtype):
-        return tuple(v for v in frame[name].cat.categories.tolist() if v in set(levels))
+        known = set(levels)
+        return tuple(v for v in frame[name].cat.categories.tolist() if v in known)
     try:
         return tuple(sorted(levels))
     except TypeError:
@@ -272,14 +296,41 @@ def _spread_static(column: Floats, patient: npt.NDArray[np.int64], labels: tuple
     return np.asarray(groups.transform("first").to_numpy(dtype=float))
 
 
+def _keep(values: Floats, name: str, schema: Schema) -> Floats:
+    """Values rounded if the column holds whole numbers, and moved to the nearest bound if beyond it."""
+    lower, upper = schema.bounds.get(name, (None, None))
+    if name in schema.integers:
+        values = np.rint(values)
+        lower, upper = None if lower is None else math.ceil(lower), None if upper is None else math.floor(upper)
+    if lower is not None:
+        values = np.maximum(values, lower)
+    return values if upper is None else np.minimum(values, upper)
+
+
 def _fill_column(column: pd.Series[Any], values: npt.NDArray[Any]) -> pd.Series[Any]:
+    """The column with its gaps taken from `values`, of its own type."""
     gaps = column.isna().to_numpy()
     if not gaps.any():
         return column
-    if column.dtype.kind in "iu":  # pandas' nullable integers
-        values = np.rint(values.astype(float))
+    new, dtype = values[gaps], column.dtype
     filled = column.copy()
-    filled[gaps] = np.asarray(values[gaps].tolist())  # levels come as objects; let them be what the column holds
+    if isinstance(dtype, pd.CategoricalDtype):
+        known = set(dtype.categories)
+        filled = filled.cat.add_categories([level for level in dict.fromkeys(new.tolist()) if level not in known])
+    elif dtype.kind in "iu":  # pandas' nullable integers
+        limits = np.iinfo(str(dtype).lower().removesuffix("[pyarrow]"))
+        new = np.clip(np.rint(new), limits.min, limits.max) if new.dtype.kind == "f" else new
+    elif isinstance(dtype, np.dtype) and dtype.kind == "f":
+        new = new.astype(dtype)  # pandas refuses digits that a narrow float would lose
+    elif dtype.kind == "b":
+        new = new.astype(float) > 0.5
+    elif pd.api.types.is_string_dtype(dtype) and not pd.api.types.is_object_dtype(dtype):
+        new = np.asarray([str(value) for value in new.tolist()], dtype=object)
+    if new.dtype == object:  # levels: let them be what the column holds
+        items = new.tolist()
+        types = set(map(type, items))
+        new = np.asarray(items, dtype=object if str in types and len(types) > 1 else None)
+    filled[gaps] = new
     return filled
 
 

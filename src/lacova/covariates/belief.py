@@ -85,6 +85,13 @@ def best_guess(belief: Belief, batch: Batch, space: CovariateSpace) -> Tensor:
     return torch.where(batch.x_mask, batch.x, x)
 
 
+def level_chances(belief: Belief, batch: Batch) -> Tensor:
+    """Probability of each level of each categorical entry (N×Q×levels); where observed, 1 for that level."""
+    levels = torch.arange(belief.log_prob.shape[-1], device=batch.x.device)
+    seen = (batch.x[..., None].round() == levels).to(belief.log_prob.dtype)
+    return torch.where(batch.x_mask[..., None], seen, belief.log_prob.exp())
+
+
 def log_density(belief: Belief, x: Tensor, entries: Tensor, space: CovariateSpace) -> Tensor:
     """log of the belief at completed covariates x (draws×N×Q), summed over each row's chosen `entries`: draws×N."""
     total = x.new_zeros(x.shape[:2])

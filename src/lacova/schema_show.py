@@ -1,0 +1,52 @@
+"""A schema as a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lacova.schema_infer import Note
+
+HEAD = ["column", "role", "kind", "static", "bounds", "integer"]
+
+
+def show(document: Mapping[str, Any], notes: Sequence[Note]) -> str:
+    """A line per column of the schema, or per note where there are notes: then with what was seen in the table."""
+    columns = {**document["covariates"], **document["measurements"]}
+    named = [] if document["instance"] is None else [document["instance"]]
+    names = [note.column for note in notes] or [*named, *columns]
+    lines = [[str(name), _role(name, document), *_properties(columns.get(name))] for name in names]
+    head = HEAD
+    if notes:
+        head = [*HEAD, "missing", "examples", "reason"]
+        lines = [[*cells, share(n.missing), n.examples, n.reason] for cells, n in zip(lines, notes, strict=True)]
+    widths = [max(map(len, cells)) for cells in zip(head, *lines, strict=True)]
+    padded = ([cell.ljust(width) for cell, width in zip(cells, widths, strict=True)] for cells in (head, *lines))
+    return "\n".join("  ".join(cells).rstrip() for cells in padded)
+
+
+def share(missing: float) -> str:
+    return "<1%" if 0.0 < missing < 0.01 else f"{missing:.0%}"
+
+
+def _role(name: str, document: Mapping[str, Any]) -> str:
+    for word in ("instance", "time"):
+        if name == document[word]:
+            return word
+    if name in document["measurements"]:
+        return "measurement"
+    return "covariate" if name in document["covariates"] else "left out"
+
+
+def _properties(column: Mapping[str, Any] | None) -> list[str]:
+    if column is None:
+        return ["", "", "", ""]
+    marks = {key: "yes" if column.get(key) else "" for key in ("static", "integer")}
+    return [column.get("kind", "continuous"), marks["static"], _limits(column), marks["integer"]]
+
+
+def _limits(column: Mapping[str, Any]) -> str:
+    lower, upper = column.get("lower"), column.get("upper")
+    if lower is not None and upper is not None:
+        return f"{lower:g} to {upper:g}"
+    return f"≥ {lower:g}" if lower is not None else f"≤ {upper:g}" if upper is not None else ""

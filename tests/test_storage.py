@@ -258,7 +258,7 @@ def test_labels_keep_their_types(tmp_path, role, labels):
 def test_labels_that_a_file_cannot_hold_are_refused_by_name(tmp_path, role):
     model, _ = labelled(**{role: pd.cut(pd.Series(np.arange(6.0)), 3)})
     what = {"c": "levels of column 'c'", "id": "labels of the instance column 'id'"}[role]
-    with pytest.raises(StorageError, match=rf"{what}: a file cannot hold Interval.* Turn such values into text"):
+    with pytest.raises(StorageError, match=rf"{what}: a file cannot hold Interval.* Use one of those, and fit again"):
         model.save(tmp_path / "x")
     assert os.listdir(tmp_path) == []
 

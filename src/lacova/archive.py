@@ -173,7 +173,7 @@ def pack(value: object, what: str) -> Any:
     shown = " ".join(repr(value).split())[:80]
     raise StorageError(
         f"{what}: a file cannot hold {shown} of type {type(value).__name__}; it takes text, numbers, True, False and "
-        "timestamps without a time zone. Turn such values into text and fit again."
+        "timestamps without a time zone. Use one of those, and fit again."
     )
 
 

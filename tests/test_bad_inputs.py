@@ -80,7 +80,7 @@ def same(table):
 
 TABLES = [
     Case("a column of the schema is not in the table", lambda t: t.drop(columns="ast"), "'ast' are in the schema but not in the table", "names it and the table's columns"),
-    Case("text in a numeric column", put("alt", "high"), "'alt' must be numeric, but holds 'high'", "names column and values"),
+    Case("text in a numeric column", put("alt", "high"), "'alt' must be numeric, but holds 'high'", "names column and values", file="csv"),
     Case("numbers as text", lambda t: t.assign(alt=t["alt"].astype(str)), None, "read as numbers"),
     Case("decimal commas", lambda t: t.assign(alt=t["alt"].astype(str).str.replace(".", ",")), "'alt' must be numeric, but holds '3", "names column and values"),
     Case("dates as text in the time column", lambda t: t.assign(day="2024-05-01"), "'day' must be numeric, but holds '2024-05-01'", "names column and values"),
@@ -116,12 +116,12 @@ TABLES = [
     Case("columns that the schema does not name", lambda t: t.assign(note="x"), None, "left alone, and returned"),
     Case("no rows", lambda t: t.head(0), "no rows", "says so"),
     Case("a category never seen in training", put("drug", "huge"), "'drug' holds 'huge', never seen in training; known levels are", "lists the known levels", training=False),
-    Case("text in a numeric column of new data", put("age", "old"), "'age' must be numeric, but holds 'old'", "names column and values", training=False),
+    Case("text in a numeric column of new data", put("age", "old"), "'age' must be numeric, but holds 'old'", "names column and values", training=False, file="csv"),
     Case("infinite values in new data", put("ast", np.inf), "'ast' holds 1 infinite value", "names the column", training=False),
     Case("a measurement is empty in new data", lambda t: t.assign(alt=np.nan), None, "imputed", training=False),
     Case("a covariate is empty in new data", lambda t: t.assign(age=np.nan, drug=pd.Series([None] * len(t), dtype=object)), None, "imputed", training=False),
     Case("a column is not in new data", lambda t: t.drop(columns="age"), "'age' are in the schema but not in the table", "says to add it, empty", training=False),
-    Case("patients never seen in training", lambda t: t.assign(id="new"), None, "imputed", training=False),
+    Case("patients never seen in training", lambda t: t.assign(id="new " + t["id"]), None, "imputed", training=False),
     Case("one row of new data", lambda t: t.head(1), None, "imputed", training=False),
     Case("no measurements at all in new data", lambda t: t.assign(alt=np.nan, ast=np.nan), None, "predicted from the covariates", training=False),
     Case("nothing missing", same, None, "the table comes back as it was", training=False),
@@ -200,7 +200,7 @@ def test_tables_through_the_api(case, fitted):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_tables_through_the_command_line(case, run, tmp_path, capsys):
     data, out = tmp_path / f"data.{case.file}", tmp_path / "out.csv"
-    case.damage(visits()).to_parquet(data)
+    write_table(case.damage(visits()), data) if case.file == "csv" else case.damage(visits()).to_parquet(data)
     before = sorted(os.listdir(tmp_path))
     if case.training:
         SCHEMA.to_toml(tmp_path / "schema.toml")
@@ -306,10 +306,14 @@ def test_settings(what, call, words, message, tmp_path, capsys):
 
 
 SCHEMAS = [
-    ("TOML that is none", "measurements = [", "schema.toml"),
-    ("an unknown word in the schema", 'measurements = ["alt"]\ncolour = "red"\n', "colour"),
-    ("a column with two roles", 'measurements = ["alt"]\ninstance = "alt"\n', "one role"),
-    ("no measurements", "measurements = []\n", "measurements is empty"),
+    ("TOML that is none", "instance = [", "schema.toml"),
+    ("an unknown word in the schema", 'colour = "red"\n[measurements]\nalt = {}\n', "colour"),
+    (
+        "a column with two roles",
+        'instance = "alt"\n[measurements]\nalt = {}\n[covariates]\nage = {kind = "continuous"}\n',
+        "one role",
+    ),
+    ("no measurements", "[measurements]\n", "measurements is empty"),
 ]
 
 

@@ -406,6 +406,6 @@ def test_numbers_as_text_stay_text():
 
 
 def test_levels_of_mixed_types_stay_what_they_are():
-    column = pd.Series([2, "b", None, "b"], dtype=object)
-    frame = polars_table().to_pandas().assign(c=column)
-    assert filled(frame, "c", c=0.0).tolist() == [2, "b", 2, "b"]
+    frame = polars_table().to_pandas().assign(c=pd.Series([2, "b", None, None], dtype=object))
+    done = Codec.learn(ROWS, frame).fill(frame, np.zeros((4, 1)), torch.tensor([[0.0, code] for code in (0, 0, 1, 0)]))
+    assert done["c"].tolist() == [2, "b", "b", 2]

@@ -323,3 +323,22 @@ def test_polars_types():
     )
     schema = Schema.infer(frame, measurements=["y"])
     assert schema.covariates == {"cat": "categorical", "enum": "categorical"}
+    assert [note.reason for note in schema.notes[1:3]] == ["categories, 2 in use"] * 2
+
+
+def test_ages_of_few_patients_are_no_codes():
+    # Five ages at 36 visits look like codes; of 9 patients they do not.
+    age = np.array([41, 43, 42, 44, 40, 41, 43, 42, 44])[np.repeat(np.arange(9), 4)]
+    frame = table()[:36].assign(age=age)
+    assert Schema.infer(frame, instance="id", measurements=["alt"]).covariates["age"] == "continuous"
+
+
+class Odd:
+    def __repr__(self):
+        return "two\nlines"
+
+
+def test_values_with_strange_names_do_not_break_the_lines():
+    schema = inferred(pd.Series([Odd() for _ in range(ROWS)]))[0]
+    assert len(str(schema).splitlines()) == 5
+    assert Schema.from_toml(schema.to_toml()) == schema

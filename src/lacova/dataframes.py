@@ -111,8 +111,7 @@ def _fill(old: nw.Series[Any], new: nw.Series[Any], gaps: npt.NDArray[np.bool_])
         fitting = _series(filler.cast(native.type if arrow else native.dtype), old.name)
     except Exception:  # libraries share no class of error: an Enum without the level, a Decimal with too few digits
         return new
-    seen = nw.new_series("seen", ~gaps, backend=old.implementation)
-    return new if fitting.null_count() else old.zip_with(seen, fitting)
+    return old.zip_with(nw.new_series("seen", ~gaps, backend=old.implementation), fitting)
 
 
 def _series(native: Any, name: str) -> nw.Series[Any]:

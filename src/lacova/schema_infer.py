@@ -100,7 +100,7 @@ class Column:
         if self.nested:
             return ""
         some = self.seen.drop_duplicates().head(most).tolist()
-        shown = (f"{value:g}" if isinstance(value, float) else repr(value) for value in some)
+        shown = (f"{value:g}" if isinstance(value, float) else " ".join(repr(value).split()) for value in some)
         return ", ".join(text if len(text) <= 24 else f"{text[:23]}…" for text in shown)
 
     def kind(self) -> tuple[Kind, str]:

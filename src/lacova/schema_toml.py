@@ -136,4 +136,4 @@ def _text(value: str) -> str:
 
 
 def _note(note: str | None) -> str:
-    return f"  # {CONTROL.sub(' ', note)}" if note else ""
+    return f"  # {note}" if note else ""

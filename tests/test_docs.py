@@ -2,13 +2,16 @@
 
 import doctest
 import re
+import shlex
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import lacova.datasets.digits
 import lacova.models
 import lacova.schema
+from lacova.cli import main
 
 ROOT = Path(__file__).parents[1]
 SNIPPETS = [
@@ -19,8 +22,26 @@ SNIPPETS = [
 
 
 @pytest.mark.parametrize("code", SNIPPETS)
-def test_snippet(code):
+def test_snippet(code, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     exec(compile(code, "snippet", "exec"), {})
+
+
+def test_the_first_example_in_python_and_in_the_shell(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "README.md").read_text(encoding="utf-8").split("## First example")[1].split("\n## ")[0]
+    python, shell = (re.findall(rf"```{kind}\n(.*?)```", text, flags=re.S)[0] for kind in ("python", "sh"))
+    assert len(python.strip().split("\n")) <= 15
+    assert len(shell.strip().split("\n")) <= 15
+    exec(compile(python, "README", "exec"), {})
+    for line in shell.strip().split("\n"):
+        command, *words = shlex.split(line)
+        assert command == "lacova"
+        assert main(words) == 0, capsys.readouterr().err
+    done = pd.read_csv(tmp_path / "completed.csv")
+    assert done.notna().all().all()
+    assert {"alt_lower", "day_upper"} <= set(done)
+    assert len(pd.read_csv(tmp_path / "predicted.csv")) == 200
 
 
 @pytest.mark.parametrize("module", [lacova.schema, lacova.models, lacova.datasets.digits])

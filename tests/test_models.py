@@ -732,3 +732,33 @@ def test_an_updated_prior_would_unlearn_domain_knowledge():
     model = CVAE(ROWS, covariates="factorised", covariate_prior={"age": (50.0, 10.0)})
     with pytest.raises(ValueError, match=r"covariate_prior states what prior_every would unlearn"):
         model.fit(visits(), prior_every=1)
+
+
+@every_model
+def test_describe_says_what_the_model_is(make):
+    model = make(SCHEMA)
+    assert model.facts()["trained"] == "no; call fit(train)"
+    model.fit(visits(), visits(1), max_epochs=2, seed=5)
+    facts = model.facts()
+    assert facts["model"] == type(model).__name__
+    assert facts["parameters"] == f"{sum(p.numel() for p in model._vae.parameters()):,}"
+    assert facts["trained"].startswith("2 epochs, last validation bound ")
+    assert facts["trained"].endswith("per row, seed 5")
+    assert facts["instance"] == SCHEMA.instance
+    assert facts["prior of z"] == (model.formula if isinstance(model, GPPriorVAE) else facts["prior of z"])
+    assert [line.split("  ")[0] for line in model.describe().split("\n")] == list(facts)
+    for name, value in facts.items():
+        assert f"{name} " in model.describe()
+        assert value in model.describe()
+
+
+def test_batches_of_patients_are_smaller_than_batches_of_rows():
+    assert MODELS["cvae"](SCHEMA).fit(visits(), max_epochs=1)._options.batch_size == 20
+    assert MODELS["cvae"](ROWS).fit(visits(), max_epochs=1)._options.batch_size == 100
+    assert MODELS["cvae"](SCHEMA).fit(visits(), max_epochs=1, batch_size=3)._options.batch_size == 3
+
+
+@pytest.mark.parametrize("name", ["abacus", "cuda:99"])
+def test_a_device_that_cannot_be_used_is_refused(name):
+    with pytest.raises(ValueError, match=f"device is '{name}', which cannot be used here"):
+        MODELS["cvae"](ROWS).fit(visits(), max_epochs=1, device=name)

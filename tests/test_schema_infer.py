@@ -133,7 +133,7 @@ def test_columns_that_are_left_out(column, reason):
     assert "left out" in next(line for line in str(schema).splitlines() if line.startswith("x "))
 
 
-@pytest.mark.parametrize("name", ["id2_id", "USUBJID", "patientId", "sample id", "ID", "uuid", "record-ID"])
+@pytest.mark.parametrize("name", ["id2_id", "USUBJID", "SITEID", "patientId", "sample id", "ID", "uuid", "record-ID"])
 @pytest.mark.parametrize("column", [RNG.integers(1000, 9999, PATIENTS), [f"s{k // 2}" for k in range(PATIENTS)]])
 def test_names_of_identifiers(name, column):
     schema, note = inferred(column, name)
@@ -278,7 +278,8 @@ def test_long_values_are_shortened_and_few_gaps_are_not_none():
     frame = pd.DataFrame({"y": np.arange(300.0) % 7 / 3, "x": ["a" * 50, "b"] * 150}).mask(np.eye(300, 2, -5) > 0)
     note = Schema.infer(frame, measurements=["y"]).notes[1]
     assert note.examples == f"'{'a' * 22}…, 'b'"
-    assert "<1%" in str(Schema.infer(frame, measurements=["y"]))
+    assert "  <1%  " in str(Schema.infer(frame, measurements=["y"]))
+    assert "  >99%  " in str(Schema.infer(frame.assign(x=["a", "b"] + [None] * 298), measurements=["y"]))
 
 
 def test_notes_are_for_display_only():

@@ -23,7 +23,7 @@ MANY = 50  # most levels of a category
 DATE = re.compile(
     r"\s*(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3\d{2,4}|\d{1,2}[- ]?[A-Za-z]{3}[- ]?\d{2,4})([T ]\d.*)?"
 )
-IDENTIFIER = re.compile(r"(?i:(.*[\W_])?(id|uid|uuid|guid|identifier))|.*[a-z0-9]I[dD]|.*SUBJID")
+IDENTIFIER = re.compile(r"(?i:(.*[\W_])?(id|uid|uuid|guid|identifier))|.*[a-z0-9]I[dD]|.*(SUBJ|SITE|STUDY)ID")
 
 
 class Note(NamedTuple):

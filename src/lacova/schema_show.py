@@ -26,7 +26,9 @@ def show(document: Mapping[str, Any], notes: Sequence[Note]) -> str:
 
 
 def share(missing: float) -> str:
-    return "<1%" if 0.0 < missing < 0.01 else f"{missing:.0%}"
+    if 0.0 < missing < 0.01 or 0.99 < missing < 1.0:
+        return "<1%" if missing < 0.5 else ">99%"
+    return f"{missing:.0%}"
 
 
 def _role(name: str, document: Mapping[str, Any]) -> str:

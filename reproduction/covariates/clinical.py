@@ -30,12 +30,12 @@ from lacova.covariates.longitudinal import LongitudinalPrior
 from lacova.covariates.space import CovariateSpace
 from lacova.predict import chunks
 from lacova.table import Codec
+from reproduction.covariates.options import parser as options_parser
 from reproduction.covariates.tables import cdisc, pbc
 
 RESULTS = Path(__file__).with_name("clinical.jsonl")
 TABLES = {"pbc": pbc, "cdisc": cdisc}
 PEERS = ("mode", "locf", "knn", "iterative", "trees")
-OURS = ("prior", "joint")
 KEY = ("dataset", "method", "missing", "seed")
 SHARES = {"train": 0.70, "validation": 0.15, "test": 0.15}  # of the patients
 LEAST_PROBABILITY = 1e-3  # what the log loss takes for a level that a method excludes
@@ -179,20 +179,28 @@ def by_trees(cell: Cell) -> Answer:
     return answer
 
 
-def by_prior(cell: Cell) -> Answer:
+def by_prior(cell: Cell, one_rate: bool = False) -> Answer:
     """lacova's p(x_u | x_o) alone: no look at the measurements."""
     table, test = cell.codec.encode(cell.train.frame), cell.codec.encode(cell.test.frame)
     time = cell.space.names.index(cell.schema.time)
-    belief = LongitudinalPrior.learn(cell.space, table, time, cell.seed).prepare(test).belief
+    prior = LongitudinalPrior.learn(cell.space, table, time, cell.seed)
+    if one_rate:
+        prior = LongitudinalPrior(prior.across.mixture, prior.marginal, prior.rates, time)
+    belief = prior.prepare(test).belief
     return from_belief(cell, belief.mean.numpy(), belief.log_prob.exp().numpy())
+
+
+def by_one_rate(cell: Cell) -> Answer:
+    """The same with one rate per column, instead of one for each pair of levels."""
+    return by_prior(cell, one_rate=True)
 
 
 def by_joint(cell: Cell) -> Answer:
     """lacova's GP-prior VAE: q(x_u | y_o, x_o)."""
     model = lacova.GPPriorVAE(cell.schema, latent_dim=8)
     model.fit(
-        cell.train.frame, cell.validation.frame, max_epochs=cell.options.epochs, batch_size=20, seed=cell.seed,
-        device="cpu",
+        cell.train.frame, cell.validation.frame, max_epochs=cell.options.epochs, seed=cell.seed, device="cpu",
+        **cell.options.fit,
     )  # fmt: skip
     test = model._encode(cell.test.frame)
     prob = np.zeros((*test.x.shape, cell.space.max_levels))
@@ -204,7 +212,7 @@ def by_joint(cell: Cell) -> Answer:
 
 METHODS = {
     "mode": by_mode, "locf": by_last_value, "knn": by_neighbours, "iterative": by_iteration, "trees": by_trees,
-    "prior": by_prior, "joint": by_joint,
+    "one rate": by_one_rate, "prior": by_prior, "joint": by_joint,
 }  # fmt: skip
 
 
@@ -419,15 +427,11 @@ def report(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("run", "table"))
+    parser = options_parser(__doc__)
     parser.add_argument("--data", type=Path, default=os.environ.get("LACOVA_DATA"), help="folder with the data sets")
     parser.add_argument("--datasets", nargs="+", choices=list(TABLES), default=list(TABLES))
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
-    parser.add_argument("--missing", type=float, nargs="+", default=[0.2, 0.4])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=150)
-    parser.add_argument("--results", type=Path)
     options = parser.parse_args()
     if options.results is not None:
         globals()["RESULTS"] = options.results

@@ -22,6 +22,7 @@ import torch
 import lacova
 from lacova.datasets import mask_at_random, rotated_digits
 from reproduction.covariates.limit import TruePrior
+from reproduction.covariates.options import parser as options_parser
 
 RESULTS = Path(__file__).with_name("results.jsonl")
 METHODS = ("mean", "knn", "iterative", "paper", "joint", "oracle")  # "limit" comes with "oracle"
@@ -58,7 +59,9 @@ def cell(dataset: int, model: str, covariates: str, missing: float, seed: int, o
         given = masked
     kind = {"cvae": lacova.CVAE, "gp": lacova.GPPriorVAE}[model]
     started = time.perf_counter()
-    fitted = kind(schema, latent_dim=8, networks="dense-digits", scaling="none", covariates=covariates)
+    fitted = kind(
+        schema, latent_dim=8, networks="dense-digits", scaling="none", covariates=covariates, **options["settings"]
+    )
     fitted.fit(
         given["train"], given["validation"], max_epochs=options["epochs"], batch_size=100, patience=options["patience"],
         seed=seed, device=options["device"], **options["fit"],
@@ -110,7 +113,7 @@ def run(options: argparse.Namespace) -> None:
         "images": pictures(options.images),
         "epochs": options.epochs, "patience": options.patience, "device": options.device,
         "score_device": "cuda" if torch.cuda.is_available() else "cpu",
-        "fit": json.loads(options.fit),
+        "fit": options.fit, "settings": options.settings,
     }  # fmt: skip
     cells = itertools.product(options.seeds, options.missing, options.datasets, options.models, options.methods)
     jobs = [(d, m, c, p, s, settings) for s, p, d, m, c in cells]
@@ -167,22 +170,18 @@ def markdown(table: pd.DataFrame) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("run", "table"))
+    parser = options_parser(__doc__)
     parser.add_argument(
         "--images", type=Path, help="an .npz with x (images) and y (labels); scikit-learn's digits without"
     )
     parser.add_argument("--datasets", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--models", nargs="+", default=["gp", "cvae"])
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
-    parser.add_argument("--missing", type=float, nargs="+", default=[0.2, 0.4])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--patience", type=int, default=30)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--fit", default="{}", help="further options of fit, as JSON")
-    parser.add_argument("--results", type=Path)
+    parser.add_argument("--settings", type=json.loads, default={}, help="further settings of the models, as JSON")
     options = parser.parse_args()
     if options.results is not None:
         globals()["RESULTS"] = options.results

@@ -1,3 +1,4 @@
+import math
 import os
 import stat
 from pathlib import Path
@@ -47,6 +48,10 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=0, max_size=1
 LIMITS = st.none() | st.floats(allow_nan=False, width=64)
 
 
+def possible(lower, upper):
+    return (-math.inf if lower is None else lower) < (math.inf if upper is None else upper)
+
+
 @st.composite
 def schemas(draw):
     names = draw(st.lists(NAMES, min_size=3, max_size=8, unique=True))
@@ -61,7 +66,7 @@ def schemas(draw):
         instance,
         time=next((name for name in covariates if covariates[name] == "continuous"), None),
         static=[name for name, kind in covariates.items() if kind == "categorical" and draw(st.booleans())],
-        bounds={n: (a, b) for n, (a, b) in pairs.items() if a is None or b is None or a < b},
+        bounds={n: pair for n, pair in pairs.items() if possible(*pair)},
         integers=[name for name in numbers if name not in pairs and draw(st.booleans())],
     )
 

@@ -166,8 +166,9 @@ class Model(ABC):
         return vae.prepare(table).to(next(vae.parameters()).device)
 
     def impute(
-        self, data: pd.DataFrame, draws: int | None = None, *, interval: float | None = None, seed: int = 0
-    ) -> pd.DataFrame:
+        self, data: pd.DataFrame, draws: int | None = None, *, interval: float | None = None, seed: int = 0,
+        alone: bool = False,
+    ) -> pd.DataFrame:  # fmt: skip
         """Fill the gaps of a table; observed entries come back as they were.
 
         Args:
@@ -177,24 +178,28 @@ class Model(ABC):
             interval: with `draws=None`, adds `<column>_lower` and `<column>_upper`, the central interval of each
                 numeric column (observed entries: the value itself).
             seed: of the draws.
+            alone: give every row, or patient, the same noise, so that its means do not depend on the rows beside it.
+                Slower, and wrong for `draws`, which must be independent between rows.
         """
         codec, vae = self._fitted()
         if draws is not None and interval is not None:
             raise ValueError("give draws or interval, not both: an interval is a summary of draws.")
+        if draws is not None and alone:
+            raise ValueError("alone gives all rows the same noise, but completed tables need rows drawn independently.")
         count = MEAN_DRAWS if interval is None else INTERVAL_DRAWS
         count, interval = _count(count if draws is None else draws), _level(interval)
         table = self._encode(data)
-        parts = imputation_draws(vae, table, count, self._noise(seed), self._trained)
+        parts = imputation_draws(vae, table, count, self._noise(seed), self._trained, alone)
         if draws is not None:
             return completed_draws(data, codec, parts, table, count)
         guess = torch.empty(table.x.shape)
-        for rows, batch in chunks(table, 1):
+        for rows, batch in chunks(table, 1, self._noise(seed) if alone else None):
             guess[rows] = best_guess(vae.believe(batch), batch, vae.space).detach().cpu()
         return completed(data, codec, summarise(parts, len(table), codec, interval), guess)
 
     def predict(
         self, x: pd.DataFrame, history: pd.DataFrame | None = None, *, draws: int = MEAN_DRAWS,
-        interval: float | None = None, seed: int = 0,
+        interval: float | None = None, seed: int = 0, alone: bool = False,
     ) -> pd.DataFrame:  # fmt: skip
         """Predict Y for covariates with gaps; any measurements in `x` are not looked at.
 
@@ -205,24 +210,32 @@ class Model(ABC):
             draws: how many draws of x_u and z to average over.
             interval: adds `<column>_lower` and `<column>_upper`, a central interval such as 0.9.
             seed: of the draws.
+            alone: give every row, or patient, the same noise, so that its answer does not depend on the rows beside it.
 
         Returns:
             the predictive mean of every measurement, with the index of `x`.
         """
         codec, _ = self._fitted()
         interval = _level(interval)
-        parts = self._predict_draws(x, history, _count(draws), seed)
+        parts = self._predict_draws(x, history, _count(draws), seed, alone)
         return predicted(x.index, codec, summarise(parts, len(x), codec, interval))
 
     def sample(
-        self, x: pd.DataFrame, history: pd.DataFrame | None = None, *, draws: int = 20, seed: int = 0
-    ) -> pd.DataFrame:
-        """Draw Y (noise included) for covariates with gaps: `draws` tables one below the other, numbered in `draw`."""
+        self, x: pd.DataFrame, history: pd.DataFrame | None = None, *, draws: int = 20, seed: int = 0,
+        alone: bool = False,
+    ) -> pd.DataFrame:  # fmt: skip
+        """Draw Y (noise included) for covariates with gaps: `draws` tables one below the other, numbered in `draw`.
+
+        With `alone`, every row (or patient) gets the same noise: its draws do not depend on the rows beside it, but
+        draws of different rows are no longer independent.
+        """
         codec, _ = self._fitted()
         draws = _count(draws)
-        return predicted_draws(x.index, codec, self._predict_draws(x, history, draws, seed), draws)
+        return predicted_draws(x.index, codec, self._predict_draws(x, history, draws, seed, alone), draws)
 
-    def _predict_draws(self, x: pd.DataFrame, history: pd.DataFrame | None, draws: int, seed: int) -> Iterable[Draws]:
+    def _predict_draws(
+        self, x: pd.DataFrame, history: pd.DataFrame | None, draws: int, seed: int, alone: bool = False
+    ) -> Iterable[Draws]:
         codec, vae = self._fitted()
         table, new = self._encode(x, measurements=False), len(x)
         if history is not None:
@@ -238,7 +251,7 @@ class Model(ABC):
                 )
                 table = self._encode(both)
         marked = torch.arange(len(table)) < new
-        return predictive_draws(vae, table, marked, draws, self._noise(seed), self._trained)
+        return predictive_draws(vae, table, marked, draws, self._noise(seed), self._trained, alone)
 
     def log_likelihood(self, data: pd.DataFrame, *, draws: int = MEAN_DRAWS, seed: int = 0) -> pd.Series[float]:
         """Per row, log p(y_o | x_o) in the measurements' own units, by importance sampling with `draws` draws."""

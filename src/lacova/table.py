@@ -278,6 +278,9 @@ def _fill_column(column: pd.Series[Any], values: npt.NDArray[Any]) -> pd.Series[
         return column
     if column.dtype.kind in "iu":  # pandas' nullable integers
         values = np.rint(values.astype(float))
+    elif column.dtype.kind == "f":  # pandas refuses numbers that a narrow column would round
+        narrow: Any = column.dtype
+        values = values.astype(getattr(narrow, "numpy_dtype", narrow))
     filled = column.copy()
     filled[gaps] = np.asarray(values[gaps].tolist())  # levels come as objects; let them be what the column holds
     return filled

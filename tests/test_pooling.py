@@ -45,7 +45,8 @@ def reference(estimates, variances, dof, confidence):
 )  # fmt: skip
 def test_pooling_is_the_formulas(m, parameters, spread, dof, confidence, seed):
     rng = np.random.default_rng(seed)
-    estimates = rng.normal(size=parameters) + spread * rng.normal(size=(m, parameters))
+    # Whole numbers are averaged without rounding, so that no spread stays none.
+    estimates = rng.integers(-4, 5, parameters) + spread * rng.normal(size=(m, parameters))
     variances = rng.uniform(0.1, 2.0, (m, parameters))
     got = pool(estimates, variances, dof=dof, confidence=confidence)
     for k in range(parameters):

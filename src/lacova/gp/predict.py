@@ -33,9 +33,13 @@ class LatentPosterior(NamedTuple):
         factor, right = self.q.precision_factor, c.flatten(1, 2).mT  # all right-hand sides at once: L×M×Vn
         white = solve_lower(factor, right)  # cᵀHc = whiteᵀ white
         hc = torch.cholesky_solve(right, factor)
-        sides = white, hc, self.encoder_spread @ hc
-        white, hc, ghc = (part.mT.unflatten(1, c.shape[1:3]) for part in sides)  # L×V×n×M
+        white, hc, ghc = (_rows(part, c) for part in (white, hc, self.encoder_spread @ hc))
         return white @ white.mT + hc @ ghc.mT
+
+
+def _rows(flat: Tensor, c: Tensor) -> Tensor:
+    """L×M×Vn back into the layout of c (L×V×n×M)."""
+    return flat.mT.reshape(c.shape)
 
 
 class History(NamedTuple):

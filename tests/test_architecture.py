@@ -47,7 +47,9 @@ ORDER = [
     "score",
     "frames",
     "models",
+    "pooling",
     "",  # lacova itself
+    "sklearn",
     "datasets*",  # may import from one another
     "demo",
     "cli",
@@ -150,6 +152,7 @@ assert (
 assert logging.getLogger().handlers == handlers, "log handlers"
 loaded = {"matplotlib", "formulaic", "gpytorch", "plotly"} & {name.split(".")[0] for name in sys.modules}
 assert not loaded, loaded
+assert "lacova.sklearn" not in sys.modules
 """
 
 

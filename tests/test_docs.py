@@ -8,7 +8,9 @@ import pytest
 
 import lacova.datasets.digits
 import lacova.models
+import lacova.pooling
 import lacova.schema
+import lacova.sklearn
 
 ROOT = Path(__file__).parents[1]
 SNIPPETS = [
@@ -23,7 +25,9 @@ def test_snippet(code):
     exec(compile(code, "snippet", "exec"), {})
 
 
-@pytest.mark.parametrize("module", [lacova.schema, lacova.models, lacova.datasets.digits])
+@pytest.mark.parametrize(
+    "module", [lacova.schema, lacova.models, lacova.pooling, lacova.sklearn, lacova.datasets.digits]
+)
 def test_docstring_examples(module):
     failed, tried = doctest.testmod(module)
     assert tried > 0

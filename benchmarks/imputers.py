@@ -3,8 +3,8 @@
     python benchmarks/imputers.py [--seeds 3] [--missing 0.2]
 
 Root mean squared error of the masked entries in units of the column's standard deviation (mean over seeds), and the
-CPU seconds of one fit and transform on one thread. 'all covariates' names every column as a covariate, so that their
-joint law alone fills the gaps.
+CPU seconds of one fit and transform on one thread. 'stopped early' is LacovaImputer with a tenth of the rows for
+validation; 'all covariates' names every column as a covariate, so that their joint law alone fills the gaps.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ IMPUTERS: dict[str, Callable[[int, int], Any]] = {
     "KNN": lambda columns, seed: KNNImputer(),
     "iterative": lambda columns, seed: IterativeImputer(random_state=seed),
     "LacovaImputer": lambda columns, seed: LacovaImputer(device="cpu", random_state=seed),
+    "stopped early": lambda columns, seed: LacovaImputer(validation_fraction=0.1, device="cpu", random_state=seed),
     "all covariates": lambda columns, seed: LacovaImputer(
         covariate_columns=range(columns), device="cpu", random_state=seed
     ),

@@ -108,7 +108,8 @@ class LacovaImputer(OneToOneFeatureMixin, TransformerMixin, _Estimator):  # type
         random_state: of training and of the draws behind the means.
 
     Attributes:
-        model_: the fitted `lacova` model; None if no column has two values.
+        model_: the fitted `lacova` model; None if no column has two values. Columns of an array are named x0, x1, ...;
+            without covariates, `model_.schema` holds one of the name "everything", in which every row says "all".
 
     Example:
         >>> import numpy as np

@@ -14,6 +14,7 @@ ROOT = Path(lacova.__file__).parent
 ORDER = [
     "version",
     "errors",
+    "atomic",
     "dataframes",
     "schema_infer",
     "schema_show",
@@ -58,7 +59,9 @@ ORDER = [
     "snapshot",
     "models",
     "storage",
+    "pooling",
     "",  # lacova itself
+    "sklearn",
     "datasets*",  # may import from one another
     "demo",
     "cli",
@@ -161,6 +164,7 @@ assert (
 assert logging.getLogger().handlers == handlers, "log handlers"
 loaded = {"matplotlib", "formulaic", "gpytorch", "plotly", "polars"} & {name.split(".")[0] for name in sys.modules}
 assert not loaded, loaded
+assert "lacova.sklearn" not in sys.modules
 """
 
 

@@ -1,6 +1,5 @@
 """The file by itself: what comes back, what is refused, and what a crash leaves behind."""
 
-import builtins
 import errno
 import hashlib
 import json
@@ -9,6 +8,7 @@ import os
 import pickle
 import re
 from enum import StrEnum
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -186,26 +186,15 @@ def interrupt(*_):
     raise KeyboardInterrupt
 
 
-class FullFile:
-    """A file on a disk that fills up half way."""
+def break_write(monkeypatch):
+    """The disk fills up half way through the file."""
+    real = Path.write_bytes
 
-    def __init__(self, file):
-        self.file = file
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.file.close()
-
-    def write(self, data):
-        self.file.write(data[: len(data) // 2])
+    def write(path, data):
+        real(path, data[: len(data) // 2])
         full_disk()
 
-
-def break_write(monkeypatch):
-    real = builtins.open
-    monkeypatch.setattr(builtins, "open", lambda *a: FullFile(real(*a)) if a[1] == "xb" else real(*a))
+    monkeypatch.setattr(Path, "write_bytes", write)
 
 
 CRASHES = {

@@ -10,7 +10,9 @@ import pytest
 
 import lacova.datasets.digits
 import lacova.models
+import lacova.pooling
 import lacova.schema
+import lacova.sklearn
 from lacova.cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -44,7 +46,9 @@ def test_the_first_example_in_python_and_in_the_shell(tmp_path, monkeypatch, cap
     assert len(pd.read_csv(tmp_path / "predicted.csv")) == 200
 
 
-@pytest.mark.parametrize("module", [lacova.schema, lacova.models, lacova.datasets.digits])
+@pytest.mark.parametrize(
+    "module", [lacova.schema, lacova.models, lacova.pooling, lacova.sklearn, lacova.datasets.digits]
+)
 def test_docstring_examples(module):
     failed, tried = doctest.testmod(module)
     assert tried > 0

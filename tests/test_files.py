@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from lacova import DataError
-from lacova.files import check_output, read_table, replacing, write_table
+from lacova.atomic import replacing
+from lacova.files import check_output, read_table, write_table
 
 TABLE = pd.DataFrame({"id": [1, 2, 2], "sex": ["f", None, "m"], "alt": [1.25, np.nan, 1e-300]})
 

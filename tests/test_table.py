@@ -441,6 +441,14 @@ def test_fill_of_a_nullable_integer_measurement():
     assert done["y"].dtype == "Int64"
 
 
+@pytest.mark.parametrize("dtype", ["float32", "Float32", "Float64"])
+def test_fill_of_a_narrow_or_nullable_float_measurement(dtype):
+    frame = simple(y=pd.array([1.5, None, 4.5], dtype=dtype))
+    done = Codec.learn(SIMPLE, frame).fill(frame, np.full((3, 1), 0.1), torch.zeros(3, 2))
+    assert done["y"].dtype == dtype
+    assert done["y"].tolist() == [1.5, pytest.approx(0.1, rel=1e-7), 4.5]
+
+
 def test_filled_static_column_can_be_encoded_again():
     # A known static value is decoded, not copied: one patient ends with two values, which then "conflict".
     frame = visits().assign(age=[50.1, NAN, NAN, 31.7, NAN])

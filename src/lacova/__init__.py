@@ -5,11 +5,12 @@ from lacova.fit import FitOptions, TrainingError
 from lacova.gp.formula import FormulaError
 from lacova.models import CVAE, GPPriorVAE, NotFittedError
 from lacova.networks import Conv, Dense
+from lacova.pooling import pool
 from lacova.schema import DataError, Schema, SchemaError
 from lacova.storage import load
 from lacova.version import __version__
 
 __all__ = [
     "CVAE", "Conv", "DataError", "Dense", "FitOptions", "FormulaError", "GPPriorVAE", "NotFittedError", "Schema",
-    "SchemaError", "StorageError", "TrainingError", "__version__", "load",
+    "SchemaError", "StorageError", "TrainingError", "__version__", "load", "pool",
 ]  # fmt: skip

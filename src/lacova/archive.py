@@ -10,10 +10,8 @@ import json
 import math
 import os
 import re
-import secrets
 import stat
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Never
 
@@ -23,6 +21,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from lacova.atomic import replacing
 from lacova.version import __version__
 
 FORMAT = "lacova"
@@ -135,23 +134,8 @@ def _replace(path: Path, data: bytearray) -> None:
         raise FileNotFoundError(f"the folder {path.parent} does not exist; create it first.")
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; give the name of a file in it.")
-    temporary = path.parent / f".lacova-{secrets.token_hex(8)}.tmp"
-    try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
-    with suppress(OSError):  # not every system can flush a folder
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
 
 
 def pack(value: object, what: str) -> Any:

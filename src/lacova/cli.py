@@ -234,8 +234,7 @@ def score(
 ) -> None:
     """Compare predictions from the covariates alone with the measurements that are there."""
     model, table = _prepare(run, data, None, device)
-    by_column = model.score(table, columns=True, draws=draws, seed=seed)
-    whole = model.score(table, draws=draws, seed=seed)
+    by_column, whole = model.scores(table, draws=draws, seed=seed)
     if as_json:
         columns = {name: _finite(row.to_dict()) for name, row in by_column.iterrows()}
         _print_json({"overall": _finite(whole), "measurements": columns})

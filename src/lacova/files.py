@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
 
-from lacova.schema import DataError
+from lacova.atomic import replacing
+from lacova.errors import DataError
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
 
@@ -78,38 +76,14 @@ def check_folder(folder: Path) -> None:
 def write_table(frame: pd.DataFrame, path: Path, index: bool = False) -> None:
     """Write under a temporary name, then rename: there is the whole file, the old one, or none."""
     kind = _kind(path)
-    with replacing(path) as temporary:
-        if kind == ".parquet":
-            frame.to_parquet(temporary, index=index)
-        else:
-            frame.to_csv(temporary, index=index, compression="gzip" if kind == ".csv.gz" else None)
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path in the same folder that becomes `path` if all goes well, and vanishes otherwise."""
     try:
-        handle, name = tempfile.mkstemp(prefix=".lacova-", dir=path.parent)
+        with replacing(path) as temporary:
+            if kind == ".parquet":
+                frame.to_parquet(temporary, index=index)
+            else:
+                frame.to_csv(temporary, index=index, compression="gzip" if kind == ".csv.gz" else None)
     except OSError as error:
         raise DataError(f"{path} cannot be written: {_first_line(error)}.") from None
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise DataError(f"{path} cannot be written: {_first_line(error)}.") from None
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _kind(path: Path) -> str:

@@ -14,10 +14,11 @@ from lacova.vae import ConditionalVAE
 
 @torch.no_grad()
 def imputation_draws(
-    vae: ConditionalVAE, table: Table, draws: int, generator: torch.Generator, trained: Collection[Any] = ()
-) -> Iterator[Draws]:
+    vae: ConditionalVAE, table: Table, draws: int, generator: torch.Generator, trained: Collection[Any] = (),
+    alone: bool = False,
+) -> Iterator[Draws]:  # fmt: skip
     """Draws for every row: z from q(z | y_o, x_o), or from the predictive law where the row has no y."""
-    for rows, batch in chunks(table, draws):
+    for rows, batch in chunks(table, draws, generator if alone else None):
         seen = batch.y_mask.any(1)
         if not seen.any():
             continue
@@ -30,4 +31,4 @@ def imputation_draws(
         yield Draws(rows[seen.to(rows.device)], location, vae.likelihood.sample(location, generator), x)
     unseen = ~table.y_mask.any(1).cpu()
     if unseen.any():
-        yield from predictive_draws(vae, table, unseen, draws, generator, trained)
+        yield from predictive_draws(vae, table, unseen, draws, generator, trained, alone)

@@ -207,7 +207,7 @@ class Model(ABC):
 
     def impute(
         self, data: Frame, draws: int | None = None, *, interval: float | None = None, probabilities: bool = False,
-        seed: int = 0,
+        seed: int = 0, alone: bool = False,
     ) -> Frame:  # fmt: skip
         """Fill the gaps of a table; observed entries come back as they were.
 
@@ -220,6 +220,8 @@ class Model(ABC):
             probabilities: with `draws=None`, adds `<column>_p_<level>`, the probability of each level of each
                 categorical covariate with gaps (observed entries: 1 for the level observed).
             seed: of the draws.
+            alone: give every row, or patient, the same noise, so that its means do not depend on the rows beside it.
+                Slower, and wrong for `draws`, which must be independent between rows.
 
         Returns:
             a table of the same library as `data`, its columns of the same types.
@@ -228,16 +230,18 @@ class Model(ABC):
         if draws is not None and (interval is not None or probabilities):
             word = "probabilities" if interval is None else "interval"
             raise ValueError(f"give draws or {word}, not both: draws leave the summary to you.")
+        if draws is not None and alone:
+            raise ValueError("alone gives all rows the same noise, but completed tables need rows drawn independently.")
         count = MEAN_DRAWS if interval is None else INTERVAL_DRAWS
         count, interval = _count(count if draws is None else draws), _level(interval)
         frame, origin = to_pandas(data, self.schema.columns)
         table = self._encode(frame)
-        parts = imputation_draws(vae, table, count, self._noise(seed), self._trained)
+        parts = imputation_draws(vae, table, count, self._noise(seed), self._trained, alone)
         if draws is not None:
             return origin.complete(completed_draws(frame, codec, parts, table, count))
         guess = torch.empty(table.x.shape)
         chances = torch.empty(*table.x.shape, vae.space.max_levels) if probabilities else None
-        for rows, batch in chunks(table, 1):
+        for rows, batch in chunks(table, 1, self._noise(seed) if alone else None):
             belief = vae.believe(batch)
             guess[rows] = best_guess(belief, batch, vae.space).detach().cpu()
             if chances is not None:
@@ -247,7 +251,7 @@ class Model(ABC):
 
     def predict(
         self, x: Frame, history: Any = None, *, draws: int = MEAN_DRAWS,
-        interval: float | None = None, seed: int = 0,
+        interval: float | None = None, seed: int = 0, alone: bool = False,
     ) -> Frame:  # fmt: skip
         """Predict Y for covariates with gaps; any measurements in `x` are not looked at.
 
@@ -258,6 +262,7 @@ class Model(ABC):
             draws: how many draws of x_u and z to average over.
             interval: adds `<column>_lower` and `<column>_upper`, a central interval such as 0.9.
             seed: of the draws.
+            alone: give every row, or patient, the same noise, so that its answer does not depend on the rows beside it.
 
         Returns:
             the predictive mean of every measurement, row by row as in `x`; with the index of `x`, if it is pandas.
@@ -265,15 +270,19 @@ class Model(ABC):
         codec, _ = self._fitted()
         interval = _level(interval)
         frame, origin = to_pandas(x, self._given)
-        parts = self._predict_draws(frame, history, _count(draws), seed)
+        parts = self._predict_draws(frame, history, _count(draws), seed, alone)
         return origin.table(predicted(frame.index, codec, summarise(parts, len(frame), codec, interval)))
 
-    def sample(self, x: Frame, history: Any = None, *, draws: int = 20, seed: int = 0) -> Frame:
-        """Draw Y (noise included) for covariates with gaps: `draws` tables one below the other, numbered in `draw`."""
+    def sample(self, x: Frame, history: Any = None, *, draws: int = 20, seed: int = 0, alone: bool = False) -> Frame:
+        """Draw Y (noise included) for covariates with gaps: `draws` tables one below the other, numbered in `draw`.
+
+        With `alone`, every row (or patient) gets the same noise: its draws do not depend on the rows beside it, but
+        draws of different rows are no longer independent.
+        """
         codec, _ = self._fitted()
         draws = _count(draws)
         frame, origin = to_pandas(x, self._given)
-        parts = self._predict_draws(frame, history, draws, seed)
+        parts = self._predict_draws(frame, history, draws, seed, alone)
         return origin.table(predicted_draws(frame.index, codec, parts, draws))
 
     @property
@@ -281,7 +290,7 @@ class Model(ABC):
         """The columns that a prediction looks at."""
         return [name for name in self.schema.columns if name not in self.schema.measurements]
 
-    def _predict_draws(self, x: pd.DataFrame, history: Any, draws: int, seed: int) -> Iterable[Draws]:
+    def _predict_draws(self, x: pd.DataFrame, history: Any, draws: int, seed: int, alone: bool) -> Iterable[Draws]:
         codec, vae = self._fitted()
         table, new = self._encode(x, measurements=False), len(x)
         if history is not None:
@@ -298,7 +307,7 @@ class Model(ABC):
                 )
                 table = self._encode(both)
         marked = torch.arange(len(table)) < new
-        return predictive_draws(vae, table, marked, draws, self._noise(seed), self._trained)
+        return predictive_draws(vae, table, marked, draws, self._noise(seed), self._trained, alone)
 
     def log_likelihood(self, data: Any, *, draws: int = MEAN_DRAWS, seed: int = 0) -> Any:
         """Per row, log p(y_o | x_o) in the measurements' own units, by importance sampling with `draws` draws."""
@@ -333,10 +342,15 @@ class Model(ABC):
             draws: of x_u and z per row.
             seed: of the draws.
         """
+        by_measurement, together = self.scores(data, draws=draws, seed=seed)
+        return by_measurement if columns else together
+
+    def scores(self, data: Any, *, draws: int = MEAN_DRAWS, seed: int = 0) -> tuple[pd.DataFrame, dict[str, float]]:
+        """Both answers of `score`, by measurement and over all, from the same predictions."""
         codec, vae = self._fitted()
         table = self._encode(data)
         found = by_column(vae, codec, table, _count(draws), self._noise(seed))
-        return found if columns else overall(found, codec.y_scale, len(table))
+        return found, overall(found, codec.y_scale, len(table))
 
     @torch.no_grad()
     def embed(self, data: Frame) -> Frame:

@@ -34,10 +34,18 @@ class Draws(NamedTuple):
     x: Tensor
 
 
-def chunks(table: Table, draws: int) -> Iterator[tuple[Tensor, Batch]]:
-    """Batches of rows or whole patients, with `draws` draws of which about CHUNK numbers are decoded."""
-    rows_per_unit = 1 if table.patient is None else -(-len(table) // len(table.labels))
-    return Batches(table, max(1, CHUNK // (draws * table.y.shape[1] * rows_per_unit))).in_order()
+def chunks(table: Table, draws: int, alone: torch.Generator | None = None) -> Iterator[tuple[Tensor, Batch]]:
+    """Batches of rows or whole patients, with `draws` draws of which about CHUNK numbers are decoded.
+
+    With `alone`, batches of one row or patient each, before each of which that generator starts again.
+    """
+    if alone is None:
+        rows_per_unit = 1 if table.patient is None else -(-len(table) // len(table.labels))
+        yield from Batches(table, max(1, CHUNK // (draws * table.y.shape[1] * rows_per_unit))).in_order()
+        return
+    for rows, batch in Batches(table, 1).in_order():
+        alone.manual_seed(alone.initial_seed())
+        yield rows, batch
 
 
 @torch.no_grad()
@@ -48,6 +56,7 @@ def predictive_draws(
     draws: int,
     generator: torch.Generator,
     trained: Collection[Any] = (),
+    alone: bool = False,
 ) -> Iterator[Draws]:
     """Draws of y for the rows marked `new` (N,), given the other rows of their patients as history.
 
@@ -58,9 +67,10 @@ def predictive_draws(
         draws: how many.
         generator: source of noise.
         trained: instance labels whose history is in the GP's posterior already.
+        alone: give every row, or patient, the same noise whatever others the table holds.
     """
     known = torch.tensor([label in trained for label in table.labels], dtype=torch.bool)
-    for rows, batch in chunks(table, draws):
+    for rows, batch in chunks(table, draws, generator if alone else None):
         concerned = torch.zeros(batch.patients, dtype=torch.bool)
         concerned[batch.patient.cpu()[new[rows]]] = True
         keep = concerned[batch.patient.cpu()]

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lacova.atomic import replacing
 from lacova.errors import SchemaError
 
 # What a document may hold, and the type of each value; a line per column under [measurements] and [covariates].
@@ -47,7 +48,8 @@ def write(document: Mapping[str, Any], notes: Mapping[str, str], path: str | os.
         parts.append("# Left out:\n" + "".join(rest))
     text = "\n".join(parts)
     if path is not None:
-        _replace(Path(path), text)
+        with replacing(Path(path)) as temporary:
+            temporary.write_text(text, encoding="utf-8", newline="\n")
     return text
 
 
@@ -101,15 +103,6 @@ def _broken(text: str, where: str, message: str) -> str:
         f"{where}, line {number}: {found[1]} in {lines[number - 1].strip()!r}. "
         'Expected lines such as alt = { lower = 0 } or sex = { kind = "categorical" }.'
     )
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _inline(properties: Mapping[str, Any]) -> str:

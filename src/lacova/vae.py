@@ -75,6 +75,8 @@ class ConditionalVAE(nn.Module):
 
     def draw_covariates(self, batch: Batch, draws: int, generator: torch.Generator) -> Tensor:
         """Completed covariates (draws×N×Q): gaps from the posterior where y informs it, else from p(x_u | x_o)."""
+        if batch.x_mask.all():
+            return batch.x.expand(draws, -1, -1)
         informed = self._informed(batch)
         if informed.all():
             return draw(self.covariate_posterior(batch), batch, self.space, draws, generator)

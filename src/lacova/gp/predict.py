@@ -30,10 +30,16 @@ class LatentPosterior(NamedTuple):
 
     def spread(self, c: Tensor) -> Tensor:
         """cᵀ(H + HGH)c (L×V×n×n) for c (L×V×n×M)."""
-        factor = self.q.precision_factor[:, None]
-        white = solve_lower(factor, c.mT)  # cᵀHc = whiteᵀ white
-        hc = torch.cholesky_solve(c.mT, factor)
-        return white.mT @ white + hc.mT @ self.encoder_spread[:, None] @ hc
+        factor, right = self.q.precision_factor, c.flatten(1, 2).mT  # all right-hand sides at once: L×M×Vn
+        white = solve_lower(factor, right)  # cᵀHc = whiteᵀ white
+        hc = torch.cholesky_solve(right, factor)
+        white, hc, ghc = (_rows(part, c) for part in (white, hc, self.encoder_spread @ hc))
+        return white @ white.mT + hc @ ghc.mT
+
+
+def _rows(flat: Tensor, c: Tensor) -> Tensor:
+    """L×M×Vn back into the layout of c (L×V×n×M)."""
+    return flat.mT.reshape(c.shape)
 
 
 class History(NamedTuple):

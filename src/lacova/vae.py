@@ -85,6 +85,17 @@ class ConditionalVAE(nn.Module):
             return prior
         return torch.where(informed, draw(self.covariate_posterior(batch), batch, self.space, draws, generator), prior)
 
+    @torch.no_grad()
+    def draw_posterior(self, batch: Batch, generator: torch.Generator) -> Tensor:
+        """Completed covariates (N×Q), gaps drawn once from q."""
+        return draw(self.covariate_posterior(batch), batch, self.space, 1, generator)[0]
+
+    def update_prior(self, completed: Table) -> None:
+        """Move the covariate prior towards completed training rows, on the host."""
+        device = next(self.parameters()).device
+        self.covariate_prior.cpu().update(completed)
+        self.covariate_prior.to(device)
+
     def _informed(self, batch: Batch) -> Tensor:
         """Entries (N×Q) of whose row, or patient for visit-constant columns, some y is seen; all, if q ignores y."""
         if not self.covariate_posterior.sees_y:

@@ -1,0 +1,82 @@
+"""One training step: the loss, its gradient, the optimiser, the natural gradient of q(v)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lacova.covariates.recall import recall
+from lacova.objective import Terms, elbo
+from lacova.options import FitOptions
+from lacova.priors import GPPrior
+from lacova.rows import Lesson
+from lacova.vae import ConditionalVAE
+
+POSTERIOR_DECAY = 100.0
+TERMS = ("reconstruction", "kl_latent", "kl_inducing", "kl_covariates", "elbo", "recall")
+
+
+class Step:
+    """Moves the parameters of a model by one batch at a time.
+
+    Args:
+        vae: the model.
+        options: rates and weights.
+        units, length: P (or N) and N of the training rows.
+        device: where the batches live.
+    """
+
+    def __init__(self, vae: ConditionalVAE, options: FitOptions, units: int, length: int, device: torch.device) -> None:
+        self.vae, self.options, self.length = vae, options, length
+        self.optimiser = _optimiser(vae, options, units)
+        self.noise = torch.Generator(device)
+
+    def __call__(self, lesson: Lesson, number: int, weight: float) -> Tensor:
+        """Take one step and return its TERMS, detached, on the device.
+
+        Args:
+            lesson: the batch.
+            number: of the step since training began; seeds its noise.
+            weight: how often the latent KL counts.
+        """
+        self.noise.manual_seed(1_000_003 * self.options.seed + number)
+        terms = elbo(self.vae, lesson.shown, self.noise, self.options.samples, self.options.cap)
+        asked = recalled(self.vae, lesson)
+        loss = (weight - 1.0) * terms.kl_latent - terms.elbo - self.options.recall * asked
+        self.optimiser.zero_grad(set_to_none=True)
+        (loss / self.length).backward()
+        self.optimiser.step()
+        if terms.statistics is not None and isinstance(self.vae.prior, GPPrior):
+            self.vae.prior.inducing.natural_step(terms.statistics, self.options.natural_rate)
+        return values(terms, asked)
+
+
+def values(terms: Terms, asked: Tensor) -> Tensor:
+    """The TERMS as one tensor."""
+    return torch.stack([*(getattr(terms, name).detach() for name in TERMS[:-1]), asked.detach()])
+
+
+def recalled(vae: ConditionalVAE, lesson: Lesson) -> Tensor:
+    """log q of the hidden covariates of a batch, scaled to the table; 0 without recall."""
+    if lesson.hidden is None:
+        return lesson.shown.x.new_zeros(())
+    q = vae.covariate_posterior(lesson.hidden)
+    return lesson.shown.scale * recall(q, lesson.shown, lesson.hidden, vae.space)
+
+
+def _optimiser(vae: ConditionalVAE, options: FitOptions, units: int) -> torch.optim.Optimizer:
+    fast = [*vae.likelihood.parameters(), *(vae.prior.parameters() if isinstance(vae.prior, GPPrior) else ())]
+    posterior = list(vae.covariate_posterior.parameters())
+    known = {id(p) for p in (*fast, *posterior)}
+    networks = [p for p in vae.parameters() if id(p) not in known]
+    # By recall, q would soon know a few dozen patients by heart: a prior of its weights, worth so many of them.
+    decay = POSTERIOR_DECAY / units if options.recall else 0.0
+    return torch.optim.AdamW(
+        [
+            {"params": networks, "lr": options.learning_rate},
+            {"params": posterior, "lr": options.learning_rate, "weight_decay": decay},
+            {"params": fast, "lr": options.fast_learning_rate},
+        ],
+        weight_decay=0.0,
+        fused=True,
+    )

@@ -14,7 +14,7 @@ from lacova.objective import elbo, encode
 from lacova.options import FitOptions, TrainingError
 from lacova.progress import progress
 from lacova.rows import Rows
-from lacova.step import TERMS, Step, recalled
+from lacova.step import TERMS, Step, estimate
 from lacova.vae import ConditionalVAE
 
 Record = dict[str, float]
@@ -118,8 +118,8 @@ def _evaluate(vae: ConditionalVAE, rows: Rows, options: FitOptions) -> Record:
     noise = torch.Generator(rows.device).manual_seed(options.seed)
     total = torch.zeros(2, dtype=torch.float64, device=rows.device)
     for lesson in rows.in_order(vae):
-        terms = elbo(vae, lesson.shown, noise, options.samples, options.cap)
-        total += torch.stack([terms.data, recalled(vae, lesson)])
+        terms, asked = estimate(vae, lesson, vae.noise(lesson.shown, options.samples, noise))
+        total += torch.stack([terms.data, asked])
     bound, found = (total / rows.length).tolist()
     return {"bound": bound, "recall": found}
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lacova.covariates.expectation import Noise
 from lacova.covariates.recall import recall
-from lacova.objective import Terms, elbo
+from lacova.objective import Terms, bound
 from lacova.options import FitOptions
 from lacova.priors import GPPrior
 from lacova.rows import Lesson
@@ -40,8 +41,7 @@ class Step:
             weight: how often the latent KL counts.
         """
         self.noise.manual_seed(1_000_003 * self.options.seed + number)
-        terms = elbo(self.vae, lesson.shown, self.noise, self.options.samples, self.options.cap)
-        asked = recalled(self.vae, lesson)
+        terms, asked = estimate(self.vae, lesson, self.vae.noise(lesson.shown, self.options.samples, self.noise))
         loss = (weight - 1.0) * terms.kl_latent - terms.elbo - self.options.recall * asked
         self.optimiser.zero_grad(set_to_none=True)
         (loss / self.length).backward()
@@ -56,12 +56,14 @@ def values(terms: Terms, asked: Tensor) -> Tensor:
     return torch.stack([*(getattr(terms, name).detach() for name in TERMS[:-1]), asked.detach()])
 
 
-def recalled(vae: ConditionalVAE, lesson: Lesson) -> Tensor:
-    """log q of the hidden covariates of a batch, scaled to the table; 0 without recall."""
+def estimate(vae: ConditionalVAE, lesson: Lesson, noise: Noise) -> tuple[Terms, Tensor]:
+    """The bound of a batch, and log q of its hidden covariates, scaled to the table; 0 without recall."""
+    shown, q = lesson.shown, vae.covariate_posterior
+    sight = q.sight(shown)
+    terms = bound(vae, shown, lesson.how, noise, q(shown, sight))
     if lesson.hidden is None:
-        return lesson.shown.x.new_zeros(())
-    q = vae.covariate_posterior(lesson.hidden)
-    return lesson.shown.scale * recall(q, lesson.shown, lesson.hidden, vae.space)
+        return terms, shown.x.new_zeros(())
+    return terms, shown.scale * recall(q(lesson.hidden, sight), shown, lesson.hidden, vae.space)
 
 
 def _optimiser(vae: ConditionalVAE, options: FitOptions, units: int) -> torch.optim.Optimizer:

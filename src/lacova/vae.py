@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lacova.batches import Batch
 from lacova.covariates.belief import draw
+from lacova.covariates.expectation import Noise, Plan, plan
 from lacova.covariates.law import Belief
 from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import CovariatePrior, given
@@ -42,6 +43,7 @@ class ConditionalVAE(nn.Module):
         super().__init__()
         self.space = space
         self.decoder_sees_x = decoder_sees_x
+        self.latent_dim = latent_dim
         features = space.width + len(space.names)
         self.encoder = Encoder(architecture, measurements, features, latent_dim)
         self.decoder = Decoder(architecture, latent_dim, space.width if decoder_sees_x else 0, measurements)
@@ -56,6 +58,17 @@ class ConditionalVAE(nn.Module):
         if next(self.parameters()).device.type != "cpu":
             prior = copy.deepcopy(prior).cpu()
         return replace(table, given=prior.prepare(table))
+
+    def plan(self, x_mask: Tensor, patient: Tensor, samples: int, cap: int | None) -> Plan:
+        """The scenarios that the bound takes for a batch with this mask and these patients, both on the host."""
+        return plan(
+            x_mask, patient, self.space, couple=self.prior.couples_rows, samples=samples, cap=cap,
+            every_unit=self.decoder_sees_x, columns=self.prior.scenario_columns, integrate=self.prior.integrates,
+        )  # fmt: skip
+
+    def noise(self, batch: Batch, samples: int, generator: torch.Generator) -> Noise:
+        """All the noise that one estimate of the bound needs."""
+        return Noise.draw(batch.x, samples, self.latent_dim, self.space, generator)
 
     def encode(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Mean and variance of q(z_i) for each row (N̂×L each)."""
@@ -103,5 +116,4 @@ class ConditionalVAE(nn.Module):
         seen = batch.y_mask.any(1)
         patient_seen = torch.zeros(batch.patients, dtype=torch.bool, device=seen.device)
         patient_seen[batch.patient[seen]] = True
-        static = torch.tensor(self.space.static, device=seen.device)
-        return torch.where(static, patient_seen[batch.patient][:, None], seen[:, None])
+        return torch.where(self.space.on(seen.device).static, patient_seen[batch.patient][:, None], seen[:, None])

@@ -52,6 +52,7 @@ ORDER = [
     "options",
     "progress",
     "rows",
+    "capture",
     "step",
     "fit",
     "predict",

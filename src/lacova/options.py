@@ -31,6 +31,8 @@ class FitOptions:
         cap: largest joint table of missing categories that is summed exactly; None for 64 states of a row, or 4 of a
             patient where the prior couples its rows. What does not fit is sampled.
         seed: of every random number; the same seed gives the same model on the same CPU.
+        capture: record training steps as a CUDA graph and replay it; None does so on a GPU.
+        compile: let torch compile the loss on a GPU: worth it for long fits, for it takes a minute or more.
         progress: show a progress bar on stderr; None shows it in a terminal only.
     """
 
@@ -47,6 +49,8 @@ class FitOptions:
     samples: int = 1
     cap: int | None = None
     seed: int = 0
+    capture: bool | None = None
+    compile: bool = False
     progress: bool | None = None
 
     def __post_init__(self) -> None:

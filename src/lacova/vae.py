@@ -12,6 +12,7 @@ from lacova.batches import Batch
 from lacova.covariates.belief import draw
 from lacova.covariates.expectation import Noise, Plan, plan
 from lacova.covariates.law import Belief
+from lacova.covariates.longitudinal import LongitudinalPrior
 from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import CovariatePrior, given
 from lacova.covariates.space import CovariateSpace
@@ -53,10 +54,10 @@ class ConditionalVAE(nn.Module):
         self.covariate_posterior = covariate_posterior
 
     def prepare(self, table: Table) -> Table:
-        """The table, on the host, with what the covariate prior says of its gaps: a matter of small loops there."""
+        """The table, on the host, with what the covariate prior says of its gaps."""
         prior = self.covariate_prior
-        if next(self.parameters()).device.type != "cpu":
-            prior = copy.deepcopy(prior).cpu()
+        if isinstance(prior, LongitudinalPrior) and next(self.parameters()).device.type != "cpu":
+            prior = copy.deepcopy(prior).cpu()  # small loops over columns, quicker there
         return replace(table, given=prior.prepare(table))
 
     def plan(self, x_mask: Tensor, patient: Tensor, samples: int, cap: int | None) -> Plan:

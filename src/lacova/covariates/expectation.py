@@ -63,7 +63,9 @@ class Scenarios:
     @property
     def line_in_block(self) -> Tensor:
         """The place of each completed row within its scenario (E,)."""
-        return torch.arange(len(self.row), device=self.row.device) - self.blocks.places[:, 0][self.scenario]
+        places = self.blocks.places
+        at = torch.arange(len(self.row), device=self.row.device) - places[:, 0][self.scenario]
+        return at.clamp(max=places.shape[1] - 1)  # of a line that only fills up a shape
 
 
 @dataclass(frozen=True)

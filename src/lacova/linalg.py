@@ -87,9 +87,13 @@ def _matrix_gradient(inverse: Tensor, outer: Tensor) -> Tensor:
     C⁻¹dC is the lower half Φ of X = C⁻¹ dK C⁻ᵀ, its diagonal halved; ⟨outer, Φ(X)⟩ = ½⟨S, X⟩ with S the lower half of
     `outer`, mirrored. So the gradient is −½ C⁻ᵀ S C⁻¹.
     """
-    lower = outer.tril()
-    mirrored = lower + lower.tril(-1).mT
-    return -0.5 * (inverse.mT @ mirrored @ inverse)
+    mirrored = torch.where(_lower(outer.shape[-1], outer.device), outer, outer.mT)
+    return (inverse.mT @ (mirrored @ inverse)).mul_(-0.5)
+
+
+@lru_cache(maxsize=64)
+def _lower(size: int, device: torch.device) -> Tensor:
+    return torch.ones(size, size, dtype=torch.bool, device=device).tril()
 
 
 class _Whiten(torch.autograd.Function):

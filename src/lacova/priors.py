@@ -27,7 +27,7 @@ from lacova.gp.predict import (
     predict_blocks,
     row_encoder_spread,
 )
-from lacova.gp.uncertain import excess, expected_kernel, mean_projection, uncertain
+from lacova.gp.uncertain import excess, expected_kernel, inducing_root, points, uncertain
 from lacova.linalg import cholesky, gaussian_kl
 from lacova.networks import LOG_VAR_RANGE, mlp
 
@@ -179,10 +179,12 @@ class GPPrior(LatentPrior):
     def _exact_bound(self, q: Whitened, s: Scenarios, batch: Batch, belief: Belief, mean: Tensor, var: Tensor) -> Bound:
         """The bound at mean projections, plus what the spread of uncertain rows adds."""
         kernel, inducing, space, noise = self.kernel, self.inducing.inputs, self.space, self.noise
+        anchor, inducing_white = points(inducing, space), inducing_root(kernel, inducing)
         if not self.couples_rows:
             rows = torch.arange(len(batch), device=batch.x.device)
             inputs = uncertain(batch.x, batch.x_mask, belief, space)
-            a = mean_projection(kernel, inducing, inputs, space).to(self.dtype)
+            first = expected_kernel(kernel, anchor, inputs, kernel.shared)
+            a = inducing_white @ first
             one = torch.ones(len(batch), dtype=self.dtype, device=a.device)
             prior_var = kernel.diagonal(batch.x, kernel.shared)
             if batch.real is not None:
@@ -193,7 +195,8 @@ class GPPrior(LatentPrior):
             known = batch.x_mask[s.row]
             known = known | self.completed
             inputs = uncertain(s.x, known, belief.take(s.row), space)
-            a = mean_projection(kernel, inducing, inputs, space).to(self.dtype)
+            first = expected_kernel(kernel, anchor, inputs, kernel.shared)
+            a = inducing_white @ first
             pad = s.blocks
             block = inputs.take(pad.places)
             shared = expected_kernel(kernel, block, block, kernel.shared).to(self.dtype)
@@ -211,7 +214,9 @@ class GPPrior(LatentPrior):
         if len(s.open) == 0:
             return bound
         chosen = weight[:, s.open].double() * s.open_real
-        added, spread = excess(kernel, inducing, inputs.take(s.open), chosen, q, space)
+        added, spread = excess(
+            kernel, inducing, inputs.take(s.open), first[..., s.open], chosen, q, inducing_white, space
+        )
         precision_sum = bound.statistics.precision + spread.to(self.dtype)
         return Bound(bound.value + added.to(self.dtype), bound.statistics._replace(precision=precision_sum))
 

@@ -79,12 +79,12 @@ class _Graph:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARM_UP):
-                run(self.lesson, self.weight)
+                run(_map(self.lesson, _same), self.weight)  # objects of its own: what they cache must not be recorded
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(generator)
         with torch.cuda.graph(self.graph):
-            self.output = run(self.lesson, self.weight)
+            self.output = run(_map(self.lesson, _same), self.weight)
 
     def replay(self, lesson: Lesson | Ticket, weight: float) -> Tensor:
         torch._foreach_copy_(self.inputs, list(tensors(lesson)))
@@ -186,6 +186,10 @@ def _pad_plan(how: Plan, sizes: dict[str, int], units: int) -> Plan:
         open=_grow(how.open, sizes["open"], 0), open_real=_grow(how.open_real, sizes["open"], 0),
         pad=pad, units=units + 1 if coupled else rows,
     )  # fmt: skip
+
+
+def _same(value: Tensor) -> Tensor:
+    return value
 
 
 def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

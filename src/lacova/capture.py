@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -75,6 +75,8 @@ class _Graph:
         self.weight = torch.ones((), device=next(tensors(lesson)).device)
         self.lesson = _map(lesson, torch.clone)
         self.inputs = list(tensors(self.lesson))
+        self._given: Sequence[Tensor | None] = [None] * len(self.inputs)
+        self._weight = 1.0
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -87,8 +89,14 @@ class _Graph:
             self.output = run(_map(self.lesson, _same), self.weight)
 
     def replay(self, lesson: Lesson | Ticket, weight: float) -> Tensor:
-        torch._foreach_copy_(self.inputs, list(tensors(lesson)))
-        self.weight.fill_(weight)
+        given = list(tensors(lesson))
+        for k, (place, value) in enumerate(zip(self.inputs, given, strict=True)):
+            if self._given[k] is not value:  # some come back as they were
+                place.copy_(value)
+        self._given = given
+        if weight != self._weight:
+            self._weight = weight
+            self.weight.fill_(weight)
         self.graph.replay()
         return self.output
 

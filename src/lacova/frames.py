@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -107,6 +108,6 @@ def _stack(tables: list[pd.DataFrame]) -> pd.DataFrame:
     """Tables one below the other, numbered in a first column `draw`."""
     if "draw" in tables[0].columns:
         raise DataError("the table already has a column 'draw', which would number the draws; rename it first.")
-    for k, table in enumerate(tables):
-        table.insert(0, "draw", k)
-    return pd.concat(tables)
+    stacked = pd.concat(tables)
+    numbers = pd.Series(np.repeat(np.arange(len(tables)), len(tables[0])), stacked.index, name="draw")
+    return pd.concat([numbers, stacked], axis=1)  # to insert into a table of many pieces would draw a warning

@@ -315,7 +315,7 @@ class Model(ABC):
         frame, origin = to_pandas(data, self.schema.columns)
         table = self._encode(frame)
         noise, out = self._noise(seed), torch.empty(len(table), dtype=torch.float64)
-        for rows, batch in chunks(table, _count(draws)):
+        for rows, batch in chunks(table, _count(draws), width=vae.prior.width):
             value = log_likelihood(vae, batch, draws, noise).double() + codec.log_jacobian(batch.y_mask)
             out[rows] = value.cpu()
         return origin.series(pd.Series(out.numpy(), index=frame.index, name="log_likelihood"))

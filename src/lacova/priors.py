@@ -57,6 +57,7 @@ class LatentPrior(nn.Module, ABC):
     """p_θ(Z | X)."""
 
     couples_rows: bool = False
+    width: int = 1  # numbers per row that `predict` and `sample` hold at a time
     scenario_columns: Sequence[int] | None = None  # which gaps scenarios must complete; None for all
 
     @abstractmethod
@@ -140,6 +141,7 @@ class GPPrior(LatentPrior):
             own = {c for r in kernel.own for c in (*(column for column, _ in kernel.scales(r)), *kernel.levels(r))}
             self.scenario_columns = sorted(own | {q for q, fixed in enumerate(space.static) if fixed})
         latent_dim, count = inducing.shift.shape
+        self.width = latent_dim * count
         dtype = inducing.shift.dtype
         self.raw_noise = nn.Parameter(torch.full((latent_dim,), noise - NOISE_FLOOR, dtype=dtype).log())
         self.register_buffer("posterior_mean", torch.zeros(latent_dim, count, dtype=dtype))

@@ -98,8 +98,8 @@ def _with_columns(frame: pd.DataFrame, added: list[tuple[str, object]]) -> pd.Da
     taken = [name for name in dict(added) if names[name] > 1]
     if taken:
         raise DataError(
-            f"there are column(s) {', '.join(taken)} already, which would hold intervals or probabilities; "
-            "rename them, or levels that read alike."
+            f"there are column(s) {', '.join(taken[:4])}{' and more' if taken[4:] else ''} already, "
+            "which would hold intervals or probabilities; rename them, or levels that read alike."
         )
     return pd.concat([frame, pd.DataFrame(dict(added), index=frame.index)], axis=1) if added else frame
 

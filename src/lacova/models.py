@@ -23,6 +23,7 @@ from lacova.covariates.mixture import Mixture
 from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import CovariatePrior, FactorisedPrior, JointPrior
 from lacova.dataframes import Frame, to_pandas
+from lacova.errors import about
 from lacova.fit import FitOptions, fit
 from lacova.frames import completed, completed_draws, predicted, predicted_draws, summarise
 from lacova.gp.factors import check_passed
@@ -299,13 +300,15 @@ class Model(ABC):
                     "history belongs to instances, but the schema has no instance column: give Schema(instance=...)."
                 )
             visits, _ = to_pandas(history, self.schema.columns)
-            codec.require(visits)
+            with about("history"):
+                codec.require(visits)
             past = visits[visits[self.schema.instance].isin(set(x[self.schema.instance]))]
             if len(past):
                 both = pd.concat(
                     [x.drop(columns=list(self.schema.measurements), errors="ignore"), past[list(self.schema.columns)]]
                 )
-                table = self._encode(both)
+                with about("the rows to predict and their history together"):
+                    table = self._encode(both)
         marked = torch.arange(len(table)) < new
         return predictive_draws(vae, table, marked, draws, self._noise(seed), self._trained, alone)
 

@@ -1,10 +1,10 @@
 """lacova: conditional and Gaussian-process-prior VAEs that learn through missing covariates."""
 
 from lacova.archive import StorageError
-from lacova.fit import FitOptions, TrainingError
 from lacova.gp.formula import FormulaError
 from lacova.models import CVAE, GPPriorVAE, NotFittedError
 from lacova.networks import Conv, Dense
+from lacova.options import FitOptions, TrainingError
 from lacova.pooling import pool
 from lacova.schema import DataError, Schema, SchemaError
 from lacova.storage import load

@@ -62,7 +62,7 @@ def _sentences(command: Callable[P, None]) -> Callable[P, None]:
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        from lacova.fit import TrainingError
+        from lacova.options import TrainingError
 
         try:
             command(*args, **kwargs)

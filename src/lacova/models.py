@@ -22,9 +22,10 @@ from lacova.covariates.longitudinal import LongitudinalPrior
 from lacova.covariates.mixture import Mixture
 from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import CovariatePrior, FactorisedPrior, JointPrior
+from lacova.covariates.recall import hidden_share
 from lacova.dataframes import Frame, to_pandas
 from lacova.errors import about
-from lacova.fit import FitOptions, fit
+from lacova.fit import fit
 from lacova.frames import completed, completed_draws, predicted, predicted_draws, summarise
 from lacova.gp.factors import check_passed
 from lacova.gp.formula import components
@@ -34,8 +35,10 @@ from lacova.impute import imputation_draws
 from lacova.likelihoods import NOISE_FLOOR, GaussianLikelihood
 from lacova.networks import Conv, Dense, resolve
 from lacova.objective import elbo, log_likelihood
+from lacova.options import FitOptions
 from lacova.predict import Draws, chunks, predictive_draws
 from lacova.priors import ConditionalNormal, GPPrior, LatentPrior, StandardNormal
+from lacova.rows import TableRows
 from lacova.schema import DataError, Schema
 from lacova.score import by_column, overall
 from lacova.snapshot import take_apart
@@ -144,7 +147,9 @@ class Model(ABC):
             torch.manual_seed(seed)
             vae = self._assemble(codec, table, seed)
         vae.to(target)
-        records = fit(vae, table, held_out, settings)
+        share = hidden_share(table)
+        exam = None if held_out is None else TableRows(held_out, share, settings, target)
+        records = fit(vae, TableRows(table, share, settings, target), exam, settings)
         self._codec, self._fill, self._vae, self._options = codec, fill, vae, settings
         self._trained = frozenset(table.labels)
         self.training = pd.DataFrame(records)

@@ -19,9 +19,9 @@ from lacova.archive import StorageError, pack, unpack, written_by
 from lacova.covariates.fill import FILLS, FITTED, Fill, width
 from lacova.covariates.mixture import Mixture
 from lacova.covariates.prior import FactorisedPrior
-from lacova.fit import FitOptions
 from lacova.gp.inducing import InducingPoints
 from lacova.networks import Conv, Dense
+from lacova.options import FitOptions
 from lacova.schema import Schema
 from lacova.table import Codec
 from lacova.vae import ConditionalVAE

@@ -14,7 +14,7 @@ from lacova.covariates.longitudinal import LongitudinalPrior
 from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import FactorisedPrior, JointPrior
 from lacova.covariates.recall import LEAST, MOST, hidden_share, hide, recall
-from lacova.fit import _Rows
+from lacova.rows import TableRows
 from lacova.table import Table
 from tests.covariates import cases
 
@@ -141,8 +141,9 @@ def test_in_training_the_prior_is_asked_again():
     _, train = readable(60, 0, 0.2)
     model = lacova.CVAE(schema, latent_dim=1).fit(train, max_epochs=1)
     t = model._codec.encode(train)
-    rows = _Rows(model._vae, t, hidden_share(t), model._options)
-    hidden = rows.hidden.table
+    rows = TableRows(t, hidden_share(t), model._options, torch.device("cpu"))
+    rows.prepare(model._vae)
+    hidden = rows.hidden(model._vae, 0).table
     want = model._vae.covariate_prior.prepare(hidden).belief
     assert_close(hidden.given.belief.log_prob, want.log_prob)
     changed = t.x_mask.any(1) & (t.x_mask != hidden.x_mask).any(1)

@@ -1,0 +1,83 @@
+"""How to train, and what can go wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on."""
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """How to train.
+
+    Args:
+        max_epochs: passes over the training rows.
+        batch_size: rows per step, or patients per step where there is an instance column.
+        learning_rate: of Adam for the networks.
+        fast_learning_rate: of Adam for kernel parameters, inducing inputs and noise variances, on the log scale.
+        natural_rate: step of the natural gradient of q(v), between 0 and 1.
+        patience: epochs without improvement on the validation rows before training stops.
+        latent_weight, latent_epochs: the latent KL counts `latent_weight` times at first and falls, geometrically, to
+            once after `latent_epochs` epochs (a third of `max_epochs`). This makes a decoder that sees x learn what x
+            explains before z can take its place; `CVAE` therefore starts at 100.
+        recall: weight of the term that hides observed covariates from q(x_u | ·) and asks for them; 0 leaves it out.
+            Models whose q sees y have 1.
+        prior_every: after so many epochs each time, the covariate prior takes a step towards the training covariates as
+            q completes them; None leaves it as it was fitted to the observed entries.
+        samples: draws of continuous x_u and of z per row and step.
+        cap: largest joint table of missing categories that is summed exactly; None for 64 states of a row, or 4 of a
+            patient where the prior couples its rows. What does not fit is sampled.
+        seed: of every random number; the same seed gives the same model on the same CPU.
+        capture: record training steps as a CUDA graph and replay it; None does so on a GPU.
+        compile: let torch compile the loss on a GPU: worth it for long fits, for it takes a minute or more.
+        progress: show a progress bar on stderr; None shows it in a terminal only.
+    """
+
+    max_epochs: int = 200
+    batch_size: int = 100
+    learning_rate: float = 1e-3
+    fast_learning_rate: float = 1e-2
+    natural_rate: float = 0.1
+    patience: int = 30
+    latent_weight: float = 1.0
+    latent_epochs: int | None = None
+    recall: float = 0.0
+    prior_every: int | None = None
+    samples: int = 1
+    cap: int | None = None
+    seed: int = 0
+    capture: bool | None = None
+    compile: bool = False
+    progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        optional = {
+            name: getattr(self, name)
+            for name in ("latent_epochs", "cap", "prior_every")
+            if getattr(self, name) is not None
+        }
+        needed = {name: getattr(self, name) for name in ("max_epochs", "batch_size", "patience", "samples")}
+        for name, value in (needed | optional).items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+        for name in ("learning_rate", "fast_learning_rate", "latent_weight"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)!r}.")
+        if not self.recall >= 0:
+            raise ValueError(f"recall must not be negative, got {self.recall!r}.")
+        if not 0 < self.natural_rate <= 1:
+            raise ValueError(f"natural_rate must lie in (0, 1], got {self.natural_rate!r}.")
+
+    def weight(self, epoch: int) -> float:
+        """How often the latent KL counts in an epoch, numbered from 0."""
+        return float(self.latent_weight ** max(0.0, 1.0 - epoch / max(1, self.warm_up)))
+
+    @property
+    def warm_up(self) -> int:
+        """Epochs until the latent KL counts once."""
+        if self.latent_weight == 1.0:
+            return 0
+        return max(1, self.max_epochs // 3) if self.latent_epochs is None else self.latent_epochs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -97,9 +98,12 @@ def schema(
 
     if out is not None:
         check_folder(out.parent)
-    found = Schema.infer(
-        read_table(data), measurements=measurements or None, instance=instance, time=time, exclude=exclude or ()
-    )
+    table = read_table(data)
+    found = Schema.infer(table, measurements=measurements or None, instance=instance, time=time, exclude=exclude or ())
+    names = [n.column for n in found.notes if n.reason.startswith("named like") and table[n.column].duplicated().any()]
+    if instance is None and names:
+        _say(f"No --instance is given, so rows count as independent; if {names[0]!r} names the patient, "
+             f"add --instance {shlex.quote(names[0])}.", quiet)  # fmt: skip
     if out is None:
         typer.echo(found.to_toml(), nl=False)
         return
@@ -133,12 +137,14 @@ def fit(
     """Learn a model from a table with gaps."""
     from lacova.files import check_folder, read_table, write_table
     from lacova.models import CVAE, Covariates, GPPriorVAE
-    from lacova.schema import Schema
+    from lacova.schema import DataError, Schema
 
     _check_run(out, force)
     check_folder(out.parent)
     if covariates not in get_args(Covariates):
         raise ValueError(f"--covariates is {covariates!r}; expected one of {', '.join(get_args(Covariates))}.")
+    if not schema.exists():
+        raise DataError(f"there is no file {schema}; `lacova schema {data} --out {schema}` proposes one.")
     roles, table = Schema.from_toml(schema), read_table(data)
     held_out = None
     if validation is not None:
@@ -166,7 +172,9 @@ def fit(
     if as_json:
         _print_json({"run": str(out), "model": type(learner).__name__, **_finite(learner.training.iloc[-1].to_dict())})
     else:
-        _say(f"{learner.describe()}\nWritten to {out}.", quiet)
+        _say(
+            f"{learner.describe()}\nWritten to {out}. To fill the gaps:\n  lacova impute {out} {data} --out FILE", quiet
+        )
 
 
 @app.command()
@@ -186,6 +194,10 @@ def impute(
     model, table = _prepare(run, data, out, device)
     filled = model.impute(table, draws, interval=interval, probabilities=probabilities, seed=seed)
     _deliver(filled, out, quiet)
+    if out is not None:
+        gaps = {name: int(table[name].isna().sum()) for name in model.schema.columns if name in table}
+        filled_in = ", ".join(f"{name} {count}" for name, count in gaps.items() if count)
+        _say(f"Gaps filled: {filled_in or 'none, as there are none'}.", quiet)
 
 
 @app.command()
@@ -220,6 +232,10 @@ def predict(
     first = found.columns[:1].tolist() if draws is not None else []
     whole = pd.concat([found[first], beside.loc[found.index], found.drop(columns=first)], axis=1)
     _deliver(whole, out, quiet)
+    given = [name for name in model.schema.measurements if name in table and table[name].notna().any()]
+    if given:
+        _say(f"The measurements in {x} ({', '.join(given[:3])}{', ...' if len(given) > 3 else ''}) are predicted, not "
+             "looked at; visits whose measurements should count go into --history.", quiet)  # fmt: skip
 
 
 @app.command()
@@ -239,8 +255,12 @@ def score(
         columns = {name: _finite(row.to_dict()) for name, row in by_column.iterrows()}
         _print_json({"overall": _finite(whole), "measurements": columns})
         return
-    typer.echo(by_column.round(4).to_string())
-    typer.echo("\nover all measurements (nll per row; rmse and crps in units of each column's standard deviation):")
+    by_column.insert(1, "sd", table[by_column.index].std())
+    typer.echo(by_column.rename_axis(None).to_string(float_format=_short))
+    typer.echo(
+        "\nsd: of the measurements there are, which rmse is to be compared with; nll, rmse, crps: less is better."
+    )
+    typer.echo("over all measurements (nll per row; rmse and crps in units of each column's sd in training):")
     typer.echo("  ".join(f"{name} {value:.4g}" for name, value in whole.items()))
 
 
@@ -279,6 +299,11 @@ def _version(version: Annotated[bool, typer.Option("--version", help="print the 
 def _say(text: str, quiet: bool) -> None:
     if not quiet:
         typer.echo(text, err=True)
+
+
+def _short(value: float) -> str:
+    """Four significant digits, and whole numbers beyond those."""
+    return f"{value:.4g}" if abs(value) < 10_000 or value != value else f"{value:.0f}"
 
 
 def _print_json(value: dict[str, Any]) -> None:
@@ -348,9 +373,14 @@ def _split(
 
 
 def _load(run: Path, device: str) -> Model:
+    from lacova.files import SUFFIXES
     from lacova.schema import DataError
     from lacova.storage import load
 
+    if run.is_file() and run.name.lower().endswith(SUFFIXES):
+        raise DataError(
+            f"{run} is a table; first name the folder that `lacova fit ... --out RUN` wrote, then the table."
+        )
     file = run / MODEL if run.is_dir() else run
     if not file.exists():
         raise DataError(f"there is no model in {run}; name the folder that `lacova fit ... --out RUN` wrote.")

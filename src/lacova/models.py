@@ -24,6 +24,7 @@ from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import CovariatePrior, FactorisedPrior, JointPrior
 from lacova.covariates.recall import hidden_share
 from lacova.dataframes import Frame, to_pandas
+from lacova.errors import about
 from lacova.fit import fit
 from lacova.frames import completed, completed_draws, predicted, predicted_draws, summarise
 from lacova.gp.factors import check_passed
@@ -304,13 +305,15 @@ class Model(ABC):
                     "history belongs to instances, but the schema has no instance column: give Schema(instance=...)."
                 )
             visits, _ = to_pandas(history, self.schema.columns)
-            codec.require(visits)
+            with about("history"):
+                codec.require(visits)
             past = visits[visits[self.schema.instance].isin(set(x[self.schema.instance]))]
             if len(past):
                 both = pd.concat(
                     [x.drop(columns=list(self.schema.measurements), errors="ignore"), past[list(self.schema.columns)]]
                 )
-                table = self._encode(both)
+                with about("the rows to predict and their history together"):
+                    table = self._encode(both)
         marked = torch.arange(len(table)) < new
         return predictive_draws(vae, table, marked, draws, self._noise(seed), self._trained, alone)
 
@@ -320,7 +323,7 @@ class Model(ABC):
         frame, origin = to_pandas(data, self.schema.columns)
         table = self._encode(frame)
         noise, out = self._noise(seed), torch.empty(len(table), dtype=torch.float64)
-        for rows, batch in chunks(table, _count(draws)):
+        for rows, batch in chunks(table, _count(draws), width=vae.prior.width):
             value = log_likelihood(vae, batch, draws, noise).double() + codec.log_jacobian(batch.y_mask)
             out[rows] = value.cpu()
         return origin.series(pd.Series(out.numpy(), index=frame.index, name="log_likelihood"))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lacova.covariates.law import RowPrior
 from lacova.covariates.space import CovariateSpace
+from lacova.errors import meant
 from lacova.schema import DataError, Schema
 
 Scaling = Literal["standard", "minmax", "none"]
@@ -191,7 +192,8 @@ def _require(frame: pd.DataFrame, columns: Sequence[str]) -> None:
     if absent:
         raise DataError(
             f"column(s) {_some(absent)} are in the schema but not in the table, "
-            f"whose columns are {_some(list(frame.columns))}. "
+            f"whose columns are {_some(list(frame.columns))}."
+            f"{meant(absent, [c for c in frame.columns if c not in columns])} "
             "Add them (empty where unknown), or take them out of the schema."
         )
     twice = [c for c in columns if int((frame.columns == c).sum()) > 1]

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lacova.archive import digest
 from lacova.batches import Batch, Batches
 from lacova.covariates.expectation import Plan
 from lacova.covariates.recall import hide
@@ -56,6 +57,10 @@ class Rows(ABC):
     @abstractmethod
     def complete(self, vae: ConditionalVAE, noise: torch.Generator) -> Table:
         """The rows on the host with covariates completed by a draw from q: what the prior is updated on."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A text that differs where rows do, so that a checkpoint is not taken for one of other rows."""
 
 
 class TableRows(Rows):
@@ -107,3 +112,6 @@ class TableRows(Rows):
         for rows, batch in self.shown.in_order():
             x[rows] = vae.draw_posterior(batch, noise).cpu()
         return replace(self.host, x=x, x_mask=torch.ones_like(self.host.x_mask))
+
+    def fingerprint(self) -> str:
+        return digest({name: getattr(self.host, name) for name in ("y", "y_mask", "x", "x_mask", "patient")})

@@ -226,14 +226,27 @@ def test_models_and_validation_can_be_chosen(home, tmp_path, capsys):
     assert "expected a share" in capsys.readouterr().err
 
 
-def test_an_interrupted_fit_leaves_nothing(home, tmp_path, capsys, monkeypatch):
+def test_a_fit_interrupted_before_or_after_training(home, tmp_path, capsys, monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(lacova.GPPriorVAE, "save", interrupt)
-    assert shell("fit", home / "data.csv", "--schema", home / "s.toml", "--out", tmp_path / "a", *QUICK) == 130
+    words = ("fit", home / "data.csv", "--schema", home / "s.toml", "--out", tmp_path / "a", *QUICK)
+    with monkeypatch.context() as patch:
+        patch.setattr(lacova.GPPriorVAE, "_assemble", interrupt)
+        assert shell(*words) == 130
     assert "interrupted; nothing was written" in capsys.readouterr().err
     assert os.listdir(tmp_path) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(lacova.GPPriorVAE, "save", interrupt)
+        assert shell(*words, "--checkpoint-every", 0) == 130
+        assert "interrupted; nothing was written" in capsys.readouterr().err
+        assert os.listdir(tmp_path) == []
+        assert shell(*words) == 130
+    assert "no model was written. The same command with --resume goes on." in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["a.checkpoint"]  # training is not lost
+    assert shell(*words, "--resume") == 0
+    assert predictions(tmp_path / "a").equals(predictions(home / "run"))
+    assert os.listdir(tmp_path) == ["a"]
 
 
 def test_the_module_is_the_same_command(home):

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
@@ -29,6 +30,7 @@ app = typer.Typer(
 
 P = ParamSpec("P")
 MODEL, SCHEMA, TRAINING = "model.lacova", "schema.toml", "training.csv"
+GO_ON = "The same command with --resume goes on."
 LEAST_UNITS = 20  # rows or instances below which none are held out
 
 Data = Annotated[Path, typer.Argument(help="a table: .csv, .csv.gz or .parquet", metavar="DATA", show_default=False)]
@@ -128,7 +130,11 @@ def fit(
     covariates: Annotated[str, typer.Option(help="how to treat gaps in covariates")] = "joint",
     epochs: Annotated[int, typer.Option(help="most passes over the rows")] = 200,
     batch_size: Annotated[int | None, typer.Option(help="rows (100), or instances (20), per step")] = None,
-    force: Annotated[bool, typer.Option("--force", help="replace a model that is there")] = False,
+    checkpoint_every: Annotated[
+        int, typer.Option(help="steps after which the file RUN.checkpoint is written anew; 0 for none", min=0)
+    ] = 1000,
+    resume: Annotated[bool, typer.Option("--resume", help="go on from RUN.checkpoint, if it is there")] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace a model that is there, start again")] = False,
     seed: Seed = 0,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -136,10 +142,13 @@ def fit(
 ) -> None:
     """Learn a model from a table with gaps."""
     from lacova.files import check_folder, read_table, write_table
+    from lacova.interrupt import InterruptedWarning
     from lacova.models import CVAE, Covariates, GPPriorVAE
     from lacova.schema import DataError, Schema
 
-    _check_run(out, force)
+    checkpoint = out.parent / f"{out.name}.checkpoint"
+    going_on = _check_checkpoint(checkpoint, checkpoint_every, resume, force)
+    _check_run(out, force or going_on)
     check_folder(out.parent)
     if covariates not in get_args(Covariates):
         raise ValueError(f"--covariates is {covariates!r}; expected one of {', '.join(get_args(Covariates))}.")
@@ -162,19 +171,39 @@ def fit(
         learner = GPPriorVAE(roles, prior=prior, **settings)
     rows = f"{len(table)} rows" + ("" if held_out is None else f", {len(held_out)} more to stop early on")
     _say(f"Learning a {type(learner).__name__} from {rows}.", quiet)
-    size = {} if batch_size is None else {"batch_size": batch_size}
-    learner.fit(table, held_out, max_epochs=epochs, seed=seed, device=device, progress=False if quiet else None, **size)
-    assert learner.training is not None
-    with _new_folder(out) as folder:
-        learner.save(folder / MODEL)
-        roles.to_toml(folder / SCHEMA)
-        write_table(learner.training, folder / TRAINING)
+    more: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
+    if checkpoint_every:
+        more |= {"checkpoint": checkpoint, "checkpoint_every": checkpoint_every, "checkpoint_keep": True}
+    if not going_on:
+        checkpoint.unlink(missing_ok=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", InterruptedWarning)
+            learner.fit(
+                table, held_out, max_epochs=epochs, seed=seed, device=device, progress=False if quiet else None, **more
+            )
+        assert learner.training is not None
+        with _new_folder(out) as folder:
+            learner.save(folder / MODEL)
+            roles.to_toml(folder / SCHEMA)
+            write_table(learner.training, folder / TRAINING)
+    except KeyboardInterrupt:
+        if not checkpoint.exists():
+            raise
+        typer.echo(f"lacova: interrupted; no model was written. {GO_ON}", err=True)
+        raise typer.Exit(130) from None
     if as_json:
-        _print_json({"run": str(out), "model": type(learner).__name__, **_finite(learner.training.iloc[-1].to_dict())})
+        last = learner.training.tail(1).to_dict("records") or [{}]
+        _print_json({"run": str(out), "model": type(learner).__name__, **_finite(last[0])})
     else:
         _say(
             f"{learner.describe()}\nWritten to {out}. To fill the gaps:\n  lacova impute {out} {data} --out FILE", quiet
         )
+    if learner.interrupted:
+        way = GO_ON if checkpoint.exists() else "There is no checkpoint to go on from."
+        typer.echo(f"lacova: interrupted; the model with the best weights so far is in {out}. {way}", err=True)
+        raise typer.Exit(130)
+    checkpoint.unlink(missing_ok=True)
 
 
 @app.command()
@@ -327,6 +356,22 @@ def _check_run(out: Path, force: bool) -> None:
         raise DataError(f"the folder {out} holds other things; choose another for --out.")
     if not force:
         raise DataError(f"there is a model in {out} already; choose another folder, or add --force to replace it.")
+
+
+def _check_checkpoint(checkpoint: Path, every: int, resume: bool, force: bool) -> bool:
+    """Whether to go on from a checkpoint; one that is there is neither used nor lost unless somebody said so."""
+    from lacova.schema import DataError
+
+    if resume and force:
+        raise ValueError("give --resume to go on or --force to start again, not both.")
+    if resume and not every:
+        raise ValueError("--resume goes on with checkpoints, but --checkpoint-every is 0; leave that out.")
+    if checkpoint.exists() and not (resume or force):
+        raise DataError(
+            f"{checkpoint} is the checkpoint of a fit that has not ended; add --resume to go on, or --force to start "
+            "again."
+        )
+    return resume and checkpoint.exists()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from lacova.archive import StorageError, write
 from lacova.batches import Batches
+from lacova.checkpoint import Checkpoint
 from lacova.covariates.belief import best_guess, level_chances
 from lacova.covariates.fill import FILLS, Fill
 from lacova.covariates.longitudinal import LongitudinalPrior
@@ -32,6 +34,7 @@ from lacova.gp.formula import components
 from lacova.gp.inducing import InducingPoints, spread_rows
 from lacova.gp.kernels import AdditiveKernel
 from lacova.impute import imputation_draws
+from lacova.interrupt import InterruptedWarning
 from lacova.likelihoods import NOISE_FLOOR, GaussianLikelihood
 from lacova.networks import Conv, Dense, resolve
 from lacova.objective import elbo, log_likelihood
@@ -41,7 +44,7 @@ from lacova.priors import ConditionalNormal, GPPrior, LatentPrior, StandardNorma
 from lacova.rows import TableRows
 from lacova.schema import DataError, Schema
 from lacova.score import by_column, overall
-from lacova.snapshot import take_apart
+from lacova.snapshot import identity, take_apart
 from lacova.table import Codec, Scaling, Table, check_scaling
 from lacova.vae import ConditionalVAE
 
@@ -102,6 +105,7 @@ class Model(ABC):
         self._trained: frozenset[Any] = frozenset()
         self._options = FitOptions()
         self.training: pd.DataFrame | None = None
+        self.interrupted = False
 
     # The part in which models differ.
 
@@ -114,9 +118,13 @@ class Model(ABC):
 
     def fit(
         self, train: Any, validation: Any = None, *, max_epochs: int = 200,
-        seed: int = 0, device: str = "auto", **options: Any,
+        seed: int = 0, device: str = "auto", checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_every: int = 1000, checkpoint_keep: bool = False, **options: Any,
     ) -> Self:  # fmt: skip
         """Learn from a table with gaps in Y and X.
+
+        Ctrl-C ends training after the step at hand: the model then has the best weights so far, and `interrupted` is
+        True. See docs/interruption.md.
 
         Args:
             train: the training rows: a pandas or polars DataFrame, or a pyarrow Table.
@@ -124,6 +132,10 @@ class Model(ABC):
             max_epochs: most passes over the rows.
             seed: the same seed gives the same model on the same CPU, bit for bit.
             device: "auto", "cpu", "cuda", or any torch device.
+            checkpoint: a file to write now and then, so that training which is killed is not lost: the same call goes
+                on from it, to the same weights bit for bit on the same CPU. It is removed when training has ended.
+            checkpoint_every: steps from one time of writing to the next.
+            checkpoint_keep: do not remove it; the same call then takes no further step.
             **options: the other fields of `lacova.FitOptions` (batch_size, learning_rate, patience, ...); a batch has
                 100 rows, or 20 patients, unless you say otherwise.
         """
@@ -136,6 +148,9 @@ class Model(ABC):
         if self.covariate_prior and settings.prior_every is not None:
             raise ValueError("covariate_prior states what prior_every would unlearn; leave one of them out.")
         target = resolve_device(device)
+        kept = None
+        if checkpoint is not None:
+            kept = Checkpoint(checkpoint, checkpoint_every, checkpoint_keep, identity(self))
         frame, _ = to_pandas(train, self.schema.columns)
         codec = Codec.learn(self.schema, frame, self.scaling)
         table = codec.encode(frame)
@@ -149,10 +164,13 @@ class Model(ABC):
         vae.to(target)
         share = hidden_share(table)
         exam = None if held_out is None else TableRows(held_out, share, settings, target)
-        records = fit(vae, TableRows(table, share, settings, target), exam, settings)
+        outcome = fit(vae, TableRows(table, share, settings, target), exam, settings, kept)
         self._codec, self._fill, self._vae, self._options = codec, fill, vae, settings
         self._trained = frozenset(table.labels)
-        self.training = pd.DataFrame(records)
+        self.training = pd.DataFrame(outcome.records, columns=None if outcome.records else ["epoch"])
+        self.interrupted = outcome.interrupted is not None
+        if outcome.interrupted is not None:
+            warnings.warn(outcome.interrupted, InterruptedWarning, stacklevel=2)
         return self
 
     def _assemble(self, codec: Codec, table: Table, seed: int) -> ConditionalVAE:
@@ -442,11 +460,12 @@ class Model(ABC):
         else:
             lines["parameters"] = f"{sum(p.numel() for p in self._vae.parameters()):,}"
             lines["device"] = str(next(self._vae.parameters()).device)
-            last = self.training.iloc[-1]
-            score = (
-                f"validation bound {last['validation']:.4g}" if "validation" in last else f"bound {last['elbo']:.4g}"
-            )
-            lines["trained"] = f"{len(self.training)} epochs, last {score} per row, seed {self._options.seed}"
+            lines["trained"] = f"less than an epoch, seed {self._options.seed}"
+            for last in self.training.tail(1).to_dict("records"):
+                kind, name = ("validation bound", "validation") if "validation" in last else ("bound", "elbo")
+                lines["trained"] = (
+                    f"{len(self.training)} epochs, last {kind} {last[name]:.4g} per row, seed {self._options.seed}"
+                )
         return lines
 
     def _described(self) -> dict[str, str]:

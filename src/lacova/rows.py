@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lacova.archive import digest
 from lacova.batches import Batch, Batches
 from lacova.covariates.expectation import Plan, identity_plan
 from lacova.covariates.law import Belief, RowPrior
@@ -99,6 +100,10 @@ class Rows(ABC):
     def complete(self, vae: ConditionalVAE, noise: torch.Generator) -> Table:
         """The rows on the host with covariates completed by a draw from q: what the prior is updated on."""
 
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A text that differs where rows do, so that a checkpoint is not taken for one of other rows."""
+
 
 class TableRows(Rows):
     """The rows of a table in memory; they live on the model's device."""
@@ -180,6 +185,9 @@ class TableRows(Rows):
         for rows, batch in self.shown.in_order():
             x[rows] = vae.draw_posterior(batch, noise).cpu()
         return replace(self.host, x=x, x_mask=torch.ones_like(self.host.x_mask))
+
+    def fingerprint(self) -> str:
+        return digest({name: getattr(self.host, name) for name in ("y", "y_mask", "x", "x_mask", "patient")})
 
 
 def _renew(old: Table, fresh: Table) -> None:

@@ -25,6 +25,7 @@ ORDER = [
     "covariates",
     "covariates.law",
     "covariates.space",
+    "columns",
     "table",
     "batches",
     "networks",

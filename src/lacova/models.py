@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lacova.archive import StorageError, write
 from lacova.batches import Batches
+from lacova.columns import Scaling, check_scaling
 from lacova.covariates.belief import best_guess, level_chances
 from lacova.covariates.fill import FILLS, Fill
 from lacova.covariates.longitudinal import LongitudinalPrior
@@ -41,7 +42,7 @@ from lacova.rows import TableRows
 from lacova.schema import DataError, Schema
 from lacova.score import by_column, overall
 from lacova.snapshot import take_apart
-from lacova.table import Codec, Scaling, Table, check_scaling
+from lacova.table import Codec, Table
 from lacova.vae import ConditionalVAE
 
 Covariates = Literal["joint", "factorised", "paper", "mean", "knn", "iterative", "zero", "oracle"]

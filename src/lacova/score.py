@@ -9,9 +9,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from lacova.columns import Floats
 from lacova.metrics import covered, crps, gaussian_nll
 from lacova.predict import predictive_draws
-from lacova.table import Codec, Floats, Table
+from lacova.table import Codec, Table
 from lacova.vae import ConditionalVAE
 
 LEVELS = {"coverage50": 0.5, "coverage90": 0.9, "coverage95": 0.95}

@@ -133,19 +133,24 @@ def _empty(role: str, columns: str) -> DataError:
     return DataError(f"{role} column(s) {columns} have no observed value in training; take them out of the schema.")
 
 
-def require(frame: pd.DataFrame, columns: Sequence[str]) -> None:
-    if not isinstance(frame, pd.DataFrame):
-        raise DataError(f"expected a pandas DataFrame, got {type(frame).__name__}.")
-    absent = [c for c in columns if c not in frame.columns]
+def require_names(present: Sequence[str], columns: Sequence[str]) -> None:
+    """Refuse a table that lacks one of the columns, or has it twice."""
+    absent = [c for c in columns if c not in present]
     if absent:
         raise DataError(
-            f"column(s) {some(absent)} are in the schema but not in the table, "
-            f"whose columns are {some(list(frame.columns))}. "
+            f"column(s) {some(absent)} are in the schema but not in the table, whose columns are {some(present)}. "
             "Add them (empty where unknown), or take them out of the schema."
         )
-    twice = [c for c in columns if int((frame.columns == c).sum()) > 1]
+    twice = [c for c in columns if present.count(c) > 1]
     if twice:
         raise DataError(f"column name(s) {some(twice)} appear more than once in the table; rename or drop one of each.")
+
+
+def require(frame: pd.DataFrame, columns: Sequence[str]) -> None:
+    """Refuse what is no table, lacks a column or has it twice, or has no rows."""
+    if not isinstance(frame, pd.DataFrame):
+        raise DataError(f"expected a pandas DataFrame, got {type(frame).__name__}.")
+    require_names(list(frame.columns), columns)
     if len(frame) == 0:
         raise DataError("the table has no rows.")
     for name in columns:
@@ -195,14 +200,19 @@ def patients(frame: pd.DataFrame, instance: str | None) -> tuple[npt.NDArray[np.
     """Code of each row's instance, numbered by first appearance, and the labels behind the codes."""
     if instance is None:
         return None, ()
-    gaps = int(frame[instance].isna().sum())
-    if gaps:
-        raise DataError(
-            f"instance column {instance!r} is missing in {gaps} row(s); every row must name its instance. "
-            "Drop those rows, or give each a new label."
-        )
+    require_labels(frame[instance])
     codes, labels = pd.factorize(frame[instance], sort=False)
     return codes.astype(np.int64), tuple(labels.tolist())
+
+
+def require_labels(instance: pd.Series[Any]) -> None:
+    """Refuse rows that do not say whose they are."""
+    gaps = int(instance.isna().sum())
+    if gaps:
+        raise DataError(
+            f"instance column {instance.name!r} is missing in {gaps} row(s); every row must name its instance. "
+            "Drop those rows, or give each a new label."
+        )
 
 
 def spread_static(column: Floats, patient: npt.NDArray[np.int64], labels: tuple[Any, ...], name: str) -> Floats:

@@ -1,0 +1,186 @@
+"""Training rows that do not fit memory: pools of row groups, shuffled, prepared in parts while training goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from lacova.batches import Batches
+from lacova.covariates.law import Belief, RowPrior
+from lacova.covariates.recall import hide as hidden_more
+from lacova.options import FitOptions
+from lacova.parquet import Layout, Part, Source, beginnings
+from lacova.rows import Lesson, Rows, TableRows
+from lacova.table import Table
+from lacova.vae import ConditionalVAE
+
+T = TypeVar("T")
+
+
+class Buffer(NamedTuple):
+    """Prepared rows on the device, the same with more hidden, and the units in the order in which they come."""
+
+    shown: Table
+    hidden: Table | None
+    order: Tensor
+
+
+class StreamRows(Rows):
+    """The rows of a source, whose memory does not depend on their number.
+
+    In an epoch, row groups come in random order. Those that make up `options.buffer_rows` rows, or one that is larger,
+    are a pool, whose units are shuffled. A pool is prepared in parts of about that many rows, the next one while the
+    present one is trained on. If one pool holds all, batches are those of `TableRows`.
+
+    Args:
+        source: where the rows are.
+        layout: what a first pass found of it.
+        columns: those to read.
+        encode: from rows to a table on the host.
+        sample: some rows as a table, for updates of the covariate prior.
+        share: of each covariate's entries that recall hides (Q,).
+        options: how to train.
+        device: where batches live.
+    """
+
+    def __init__(
+        self, source: Source, layout: Layout, columns: Sequence[str], encode: Callable[[pa.Table], Table],
+        sample: Table, share: Tensor, options: FitOptions, device: torch.device,
+    ) -> None:  # fmt: skip
+        self.source, self.layout, self.columns, self.encode = source, layout, columns, encode
+        self.share, self.options, self.device = share, options, device
+        self.sample = TableRows(sample, share, options, device)
+        self.length, self.units = int(layout.rows.sum()), int(layout.units.sum())
+        self.size = min(options.batch_size, self.units)
+        self.steps = -(-self.units // self.size)
+
+    def prepare(self, vae: ConditionalVAE) -> None:
+        """Nothing yet: rows are prepared as they are read."""
+
+    def epoch(self, vae: ConditionalVAE, epoch: int, first: int = 0) -> Iterator[Lesson]:
+        order = torch.randperm(len(self.layout.units), generator=self._generator(epoch, 0))
+        return self._lessons(vae, order.tolist(), epoch, first * self.size, shuffled=True, hide=True)
+
+    def in_order(self, vae: ConditionalVAE, *, hide: bool = True) -> Iterator[Lesson]:
+        for lesson in self._lessons(vae, list(range(len(self.layout.units))), 0, 0, shuffled=False, hide=hide):
+            hidden = None if lesson.hidden is None else replace(lesson.hidden, scale=1.0)
+            yield Lesson(replace(lesson.shown, scale=1.0), hidden)
+
+    def complete(self, vae: ConditionalVAE, noise: torch.Generator) -> Table:
+        """Of the sample."""
+        self.sample.prepare(vae)
+        return self.sample.complete(vae, noise)
+
+    def _generator(self, epoch: int, part: int) -> torch.Generator:
+        """Of the part's order and of what is hidden in it; that of part 0 is that of a table in memory."""
+        return torch.Generator().manual_seed((1_000_003 * self.options.seed + epoch + 7_368_787_003 * part) % 2**63)
+
+    def _lessons(
+        self, vae: ConditionalVAE, pieces: list[int], epoch: int, skip: int, *, shuffled: bool, hide: bool
+    ) -> Iterator[Lesson]:
+        rest: Buffer | None = None
+        left = self.units - skip
+        with closing(ahead(self._buffers(vae, pieces, epoch, skip, shuffled, hide))) as buffers:
+            for buffer in buffers:
+                buffer = buffer if rest is None else _join(rest, buffer)
+                shown, order = Batches(buffer.shown), buffer.order
+                hidden = None if buffer.hidden is None else Batches(buffer.hidden)
+                ready = len(order) if len(order) >= left else len(order) // self.size * self.size
+                for units in order[:ready].split(self.size):
+                    scale = self.units / len(units)
+                    asked = None if hidden is None else replace(hidden.batch(units), scale=scale)
+                    yield Lesson(replace(shown.batch(units), scale=scale), asked)
+                left -= ready
+                rest = None if ready == len(order) else _keep(shown, hidden, order[ready:])
+
+    def _buffers(
+        self, vae: ConditionalVAE, pieces: list[int], epoch: int, skip: int, shuffled: bool, hide: bool
+    ) -> Iterator[Buffer]:
+        """The parts of all pools, prepared, less the first `skip` units; pools and parts that these fill are not read."""
+        number = 0
+        for pool in self._pools(pieces):
+            units, rows = int(self.layout.units[pool].sum()), int(self.layout.rows[pool].sum())
+            count = min(-(-rows // self.options.buffer_rows), units)
+            order = torch.randperm(units, generator=self._generator(epoch, number)) if shuffled else torch.arange(units)
+            found: Part | None = None
+            for part in order.split(-(-units // count)):
+                if skip < len(part):
+                    found = self.source.read(self.layout, pool, self.columns) if found is None else found
+                    buffer = self._prepared(vae, found, part, self._generator(epoch, number) if hide else None)
+                    yield buffer._replace(order=buffer.order[skip:])
+                skip = max(0, skip - len(part))
+                number += 1
+
+    def _pools(self, pieces: list[int]) -> Iterator[list[int]]:
+        """Pieces in ascending order, of which each pool but the last has as many rows as a buffer, or more."""
+        pool: list[int] = []
+        for piece in (piece for piece in pieces if self.layout.units[piece]):
+            pool.append(piece)
+            if self.layout.rows[pool].sum() >= self.options.buffer_rows:
+                yield sorted(pool)
+                pool = []
+        if pool:
+            yield sorted(pool)
+
+    def _prepared(self, vae: ConditionalVAE, found: Part, units: Tensor, lot: torch.Generator | None) -> Buffer:
+        """Some units of a pool as tensors, in the order of the rows, and which place each unit has there."""
+        own, order = torch.unique(units, return_inverse=True)
+        unit = beginnings(found.prints).cumsum() - 1
+        chosen = np.isin(unit, own.numpy()) if len(own) <= unit[-1] else np.ones(len(unit), dtype=bool)
+        host = self.encode(found.take(chosen).table)
+        shown, hidden = vae.prepare(host).to(self.device), None
+        if lot is not None and self.options.recall:
+            more = vae.prepare(hidden_more(host, vae.space, self.share, lot))
+            given = None if more.given is None else more.given.to(self.device)
+            hidden = replace(shown, x_mask=more.x_mask.to(self.device), given=given)
+        return Buffer(shown, hidden, order)
+
+
+def _keep(shown: Batches, hidden: Batches | None, units: Tensor) -> Buffer:
+    """Units that do not fill a batch, until more come."""
+    rows, unit = shown.rows(units)
+    kept = [None if batches is None else _take(batches.table, rows, unit) for batches in (shown, hidden)]
+    assert kept[0] is not None
+    return Buffer(kept[0], kept[1], torch.arange(len(units)))
+
+
+def _take(table: Table, rows: Tensor, unit: Tensor) -> Table:
+    patient, rows = None if table.patient is None else unit, rows.to(table.y.device)
+    given = None if table.given is None else table.given.take(rows)
+    return Table(table.y[rows], table.y_mask[rows], table.x[rows], table.x_mask[rows], patient, (), given)
+
+
+def _join(rest: Buffer, new: Buffer) -> Buffer:
+    hidden = None if rest.hidden is None or new.hidden is None else _concatenate(rest.hidden, new.hidden)
+    return Buffer(_concatenate(rest.shown, new.shown), hidden, torch.cat([rest.order, len(rest.order) + new.order]))
+
+
+def _concatenate(a: Table, b: Table) -> Table:
+    """One table below the other; they share no patient."""
+    data = (torch.cat([getattr(a, name), getattr(b, name)]) for name in ("y", "y_mask", "x", "x_mask"))
+    patient = None
+    if a.patient is not None and b.patient is not None:
+        patient = torch.cat([a.patient, int(a.patient.max()) + 1 + b.patient])
+    given = None
+    if a.given is not None and b.given is not None:
+        one, two = a.given.belief, b.given.belief
+        law = (torch.cat([getattr(one, name), getattr(two, name)]) for name in ("mean", "var", "log_prob"))
+        given = RowPrior(Belief(*law), torch.cat([a.given.log_marginal, b.given.log_marginal]))
+    return Table(*data, patient, (), given)
+
+
+def ahead(items: Iterator[T]) -> Generator[T, None, None]:
+    """The items, each made in another thread while the one before is used."""
+    with ThreadPoolExecutor(1) as worker:
+        coming = worker.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = worker.submit(next, items, None)
+            yield item

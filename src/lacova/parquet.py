@@ -61,7 +61,7 @@ class Layout:
         heads: rows at the start of each group that belong to a patient who began in an earlier one.
         units: of the source's share that begin in each group.
         rows: of those units, also where they go on in later groups.
-        prints: of those units, in the order of the rows.
+        prints: of those units, in the order of the rows, where they are patients.
     """
 
     heads: Ints
@@ -221,7 +221,8 @@ class Surveyor:
         self._rows[self._owner] += int(counts[:head].sum())
         self._heads.append(head)
         self._units.append(int((begin & counts).sum()))
-        self._prints.append(prints[begin])
+        if self.source.instance is not None:
+            self._prints.append(prints[begin])
         if begin.any():
             self._owner = len(self._heads) - 1
         if len(prints):
@@ -229,15 +230,14 @@ class Surveyor:
 
     def finish(self) -> Layout:
         prints = np.concatenate(self._prints) if self._prints else np.zeros(0, dtype=np.uint64)
-        if self.source.instance is not None:
-            ordered = np.sort(prints)
-            twice = ordered[1:][ordered[1:] == ordered[:-1]]
-            if len(twice):
-                name, label = self.source.instance, self.source.label(int(twice[0]))
-                raise DataError(
-                    f"the rows of {name} {label!r} are in more than one place of {self.source.name}, but a stream needs "
-                    f"those of one instance next to one another; sort the rows by {name!r}."
-                )
+        ordered = np.sort(prints)
+        twice = ordered[1:][ordered[1:] == ordered[:-1]]
+        if len(twice):
+            name, label = self.source.instance, self.source.label(int(twice[0]))
+            raise DataError(
+                f"the rows of {name} {label!r} are in more than one place of {self.source.name}, but a stream needs "
+                f"those of one instance next to one another; sort the rows by {name!r}."
+            )
         prints = prints[self.source.counts(prints)]
         return Layout(np.array(self._heads), np.array(self._units), np.array(self._rows), prints)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -79,6 +80,15 @@ class StreamRows(Rows):
         self.sample.prepare(vae)
         return self.sample.complete(vae, noise)
 
+    def fingerprint(self) -> str:
+        """Of who is where, and of the sample."""
+        found = hashlib.sha256()
+        for part in (self.layout.heads, self.layout.units, self.layout.rows, self.layout.prints):
+            found.update(part.tobytes())
+        for name in ("y", "y_mask", "x", "x_mask"):
+            found.update(getattr(self.sample.host, name).numpy().tobytes())
+        return found.hexdigest()
+
     def _generator(self, epoch: int, part: int) -> torch.Generator:
         """Of the part's order and of what is hidden in it; that of part 0 is that of a table in memory."""
         return torch.Generator().manual_seed((1_000_003 * self.options.seed + epoch + 7_368_787_003 * part) % 2**63)
@@ -104,7 +114,7 @@ class StreamRows(Rows):
     def _buffers(
         self, vae: ConditionalVAE, pieces: list[int], epoch: int, skip: int, shuffled: bool, hide: bool
     ) -> Iterator[Buffer]:
-        """The parts of all pools, prepared, less the first `skip` units; pools and parts that these fill are not read."""
+        """The parts of all pools, prepared, less the first `skip` units; what these fill is not read."""
         number = 0
         for pool in self._pools(pieces):
             units, rows = int(self.layout.units[pool].sum()), int(self.layout.rows[pool].sum())
@@ -165,7 +175,6 @@ def _join(rest: Buffer, new: Buffer) -> Buffer:
 
 def _concatenate(a: Table, b: Table) -> Table:
     """One table below the other; they share no patient."""
-    data = (torch.cat([getattr(a, name), getattr(b, name)]) for name in ("y", "y_mask", "x", "x_mask"))
     patient = None
     if a.patient is not None and b.patient is not None:
         patient = torch.cat([a.patient, int(a.patient.max()) + 1 + b.patient])
@@ -174,7 +183,8 @@ def _concatenate(a: Table, b: Table) -> Table:
         one, two = a.given.belief, b.given.belief
         law = (torch.cat([getattr(one, name), getattr(two, name)]) for name in ("mean", "var", "log_prob"))
         given = RowPrior(Belief(*law), torch.cat([a.given.log_marginal, b.given.log_marginal]))
-    return Table(*data, patient, (), given)
+    y, y_mask, x, x_mask = (torch.cat([getattr(a, name), getattr(b, name)]) for name in ("y", "y_mask", "x", "x_mask"))
+    return Table(y, y_mask, x, x_mask, patient, (), given)
 
 
 def ahead(items: Iterator[T]) -> Generator[T, None, None]:

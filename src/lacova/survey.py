@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
+import pyarrow as pa
 
 from lacova.columns import Floats, Tally, numbers, patients, spread_static
 from lacova.dataframes import to_pandas
-from lacova.labels import Prints, lots
-from lacova.parquet import Layout, Part, Source, Surveyor, beginnings, joined
+from lacova.labels import lots
+from lacova.parquet import Layout, Part, Source, Surveyor, joined
 from lacova.schema import DataError, Schema
 
 SAMPLE_ROWS = 50_000
@@ -45,6 +45,14 @@ def survey(source: Source, schema: Schema, seed: int) -> Survey:
         _check_static(frame, schema)
         sample.add(part, frame)
     return Survey(surveyor.finish(), tally, sample.frame())
+
+
+def lay_out(source: Source, columns: Sequence[str], check: Callable[[pa.Table], object]) -> Layout:
+    """The layout of rows that a model is to be validated on, each of them checked."""
+    surveyor = Surveyor(source)
+    for part in source.walk(columns, CHUNK_ROWS, surveyor):
+        check(part.table)
+    return surveyor.finish()
 
 
 def _check_static(frame: pd.DataFrame, schema: Schema) -> None:

@@ -104,7 +104,7 @@ class StreamRows(Rows):
                 shown, order = Batches(buffer.shown), buffer.order
                 hidden = None if buffer.hidden is None else Batches(buffer.hidden)
                 ready = len(order) if len(order) >= left else len(order) // self.size * self.size
-                for units in order[:ready].split(self.size):
+                for units in order[:ready].split(self.size) if ready else ():
                     scale = self.units / len(units)
                     asked = None if hidden is None else replace(hidden.batch(units), scale=scale)
                     yield Lesson(replace(shown.batch(units), scale=scale), asked)

@@ -239,10 +239,8 @@ class Surveyor:
                 f"those of one instance next to one another; sort the rows by {name!r}."
             )
         if not any(self._units):
-            lower, upper = self.source.lower, self.source.upper
-            raise DataError(
-                f"no rows of {self.source.name} are in its share from {lower} to {upper}; take a larger one."
-            )
+            share = f"from {self.source.lower} to {self.source.upper}"
+            raise DataError(f"no rows of {self.source.name} are in the share {share}; take a larger one.")
         prints = prints[self.source.counts(prints)]
         return Layout(np.array(self._heads), np.array(self._units), np.array(self._rows), prints)
 

@@ -132,11 +132,13 @@ class StreamRows(Rows):
     def _pools(self, pieces: list[int]) -> Iterator[list[int]]:
         """Pieces in ascending order, of which each pool but the last has as many rows as a buffer, or more."""
         pool: list[int] = []
+        rows = 0
         for piece in (piece for piece in pieces if self.layout.units[piece]):
             pool.append(piece)
-            if self.layout.rows[pool].sum() >= self.options.buffer_rows:
+            rows += int(self.layout.rows[piece])
+            if rows >= self.options.buffer_rows:
                 yield sorted(pool)
-                pool = []
+                pool, rows = [], 0
         if pool:
             yield sorted(pool)
 

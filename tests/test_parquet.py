@@ -317,17 +317,17 @@ def test_an_empty_share_is_refused(written):
 
 
 def interrupted(out):
-    with writing(out) as write:
-        write(pa.table({"a": [4]}))
-        write(pa.table({"a": [1 // 0]}))
+    with writing(out) as sink:
+        sink.write(pa.table({"a": [4]}))
+        sink.write(pa.table({"a": [1 // 0]}))
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path):
     out = tmp_path / "out.parquet"
-    with writing(out) as write:
-        write(pa.table({"a": [1, 2]}))
+    with writing(out) as sink:
+        sink.write(pa.table({"a": [1, 2]}))
         assert not out.exists()
-        write(pa.table({"a": [3]}))
+        sink.write(pa.table({"a": [3]}))
     assert pq.read_table(out)["a"].to_pylist() == [1, 2, 3]
     with pytest.raises(ZeroDivisionError):
         interrupted(out)
@@ -335,15 +335,25 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out.parquet"]
 
 
+def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
+    with pytest.raises(DataError, match=r"out\.parquet cannot be written: No space left on device\.$"):
+        interrupted(tmp_path / "out.parquet")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_parts_must_fit_the_first(tmp_path):
-    with writing(tmp_path / "out.parquet") as write:
-        write(pa.table({"a": pa.array([1.5])}))
-        write(pa.table({"a": pa.array([2])}))  # whole numbers are numbers
+    with writing(tmp_path / "out.parquet") as sink:
+        sink.write(pa.table({"a": pa.array([1.5])}))
+        sink.write(pa.table({"a": pa.array([2])}))  # whole numbers are numbers
+        with pytest.raises(DataError, match="some rows of the answer do not fit those before"):
+            sink.write(pa.table({"a": pa.array(["x"])}))
+        with pytest.raises(DataError, match="some rows of the answer do not fit those before"):
+            sink.write(pa.table({"b": pa.array([1.0])}))
     assert pq.read_table(tmp_path / "out.parquet")["a"].to_pylist() == [1.5, 2.0]
-    with writing(tmp_path / "out.parquet") as write:
-        write(pa.table({"a": pa.array([1])}))
-        with pytest.raises(DataError, match=r"out\.parquet cannot take in some of the rows"):
-            write(pa.table({"a": pa.array(["x"])}))
 
 
 @pytest.mark.parametrize(

@@ -378,6 +378,17 @@ def test_streamed_scores_are_those_of_the_parts_together(file, fitted, monkeypat
     )
 
 
+def test_embeddings_and_likelihoods_stand_beside_the_rows(file, folder, fitted, monkeypatch):
+    pieces = cut(file, monkeypatch)
+    frame = pd.read_parquet(file)
+    found = pd.read_parquet(fitted.embed(file, out=folder / "embedded.parquet"))
+    pd.testing.assert_frame_equal(found[list(frame)], frame)
+    np.testing.assert_allclose(found[["z1", "z1_var"]], fitted.embed(frame), rtol=1e-5)  # float32, in other batches
+    found = pd.read_parquet(fitted.log_likelihood(file, draws=5, seed=7, out=folder / "likely.parquet"))
+    expected = pd.concat([fitted.log_likelihood(piece, draws=5, seed=seed) for piece, seed in pieces])
+    pd.testing.assert_series_equal(found["log_likelihood"], expected, check_exact=True)
+
+
 def test_an_answer_that_fails_leaves_nothing_behind(folder, fitted, monkeypatch):
     monkeypatch.setattr(lacova.models, "ANSWER_ROWS", 30)
     good, place = visits(), folder / "place"
@@ -396,7 +407,7 @@ def test_an_answer_that_fails_leaves_nothing_behind(folder, fitted, monkeypatch)
 
 
 def test_where_answers_go_must_be_said_for_streams_only(file, folder, fitted):
-    for ask in (fitted.impute, fitted.predict, fitted.sample):
+    for ask in (fitted.impute, fitted.predict, fitted.sample, fitted.embed, fitted.log_likelihood):
         with pytest.raises(ValueError, match=r"goes to a file: give its name, out='answer.parquet'"):
             ask(file)
         with pytest.raises(ValueError, match="the answer to a table comes back as a table"):

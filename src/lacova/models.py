@@ -279,7 +279,7 @@ class Model(ABC):
         """
         if is_stream(data):
             each = partial(self._impute, draws=draws, interval=interval, probabilities=probabilities, alone=alone)
-            return cast(Frame, self._write(data, out, seed, alone, partial(each, every=True)))
+            return cast(Frame, self._write(data, out, seed, alone, partial(each, every=True), beside=False))
         _no_out(out)
         return self._impute(data, draws, interval, probabilities, seed, alone)
 
@@ -335,7 +335,7 @@ class Model(ABC):
         interval = _level(interval)
         if is_stream(x):
             each = partial(self.predict, history=_in_memory(history), draws=draws, interval=interval, alone=alone)
-            return cast(Frame, self._write(x, out, seed, alone, each, beside=True))
+            return cast(Frame, self._write(x, out, seed, alone, each, measurements=False))
         _no_out(out)
         frame, origin = to_pandas(x, self._given)
         parts = self._predict_draws(frame, history, _count(draws), seed, alone)
@@ -354,7 +354,7 @@ class Model(ABC):
         draws = _count(draws)
         if is_stream(x):
             each = partial(self.sample, history=_in_memory(history), draws=draws, alone=alone)
-            return cast(Frame, self._write(x, out, seed, alone, each, beside=True))
+            return cast(Frame, self._write(x, out, seed, alone, each, measurements=False))
         _no_out(out)
         frame, origin = to_pandas(x, self._given)
         parts = self._predict_draws(frame, history, draws, seed, alone)
@@ -362,19 +362,22 @@ class Model(ABC):
 
     def _write(
         self, data: Any, out: str | os.PathLike[str] | None, seed: int, alone: bool, answer: Callable[..., pa.Table],
-        beside: bool = False,
+        beside: bool = True, measurements: bool = True,
     ) -> Path:  # fmt: skip
-        """Answer part by part of whole patients, each with its own noise unless `alone`, into a Parquet file."""
+        """Answer part by part of whole patients, each with its own noise unless `alone`, into a Parquet file.
+
+        Answers stand beside the columns of the data, unless they hold these; measurements may be needed there or not.
+        """
         self._fitted()
         if out is None:
             raise ValueError("the answer to a path or a dataset goes to a file: give its name, out='answer.parquet'.")
-        opened = self._opened(data, measurements=not beside)
+        opened = self._opened(data, measurements)
         if isinstance(opened, pd.DataFrame):  # of a CSV file
             opened = pa.Table.from_pandas(opened, preserve_index=False)
-        with writing(out) as write_part:
+        with writing(out) as sink:
             for part, own in self._parts(opened, seed):
                 found = answer(part, seed=seed if alone else own)
-                write_part(_beside(found, part) if beside else found)
+                sink.write(_beside(found, part) if beside else found)
         return Path(out)
 
     def _parts(self, data: Any, seed: int, columns: Sequence[str] | None = None) -> Iterator[tuple[Any, int]]:
@@ -409,16 +412,25 @@ class Model(ABC):
         marked = torch.arange(len(table)) < new
         return predictive_draws(vae, table, marked, draws, self._noise(seed), self._trained, alone)
 
-    def log_likelihood(self, data: Any, *, draws: int = MEAN_DRAWS, seed: int = 0) -> Any:
-        """Per row, log p(y_o | x_o) in the measurements' own units, by importance sampling with `draws` draws."""
+    def log_likelihood(
+        self, data: Any, *, draws: int = MEAN_DRAWS, seed: int = 0, out: str | os.PathLike[str] | None = None
+    ) -> Any:
+        """Per row, log p(y_o | x_o) in the measurements' own units, by importance sampling with `draws` draws.
+
+        Of a path or a dataset, a column `log_likelihood` beside the others in the Parquet file `out`.
+        """
         codec, vae = self._fitted()
+        if is_stream(data):
+            each = partial(self.log_likelihood, draws=draws)
+            return self._write(data, out, seed, False, lambda *a, **k: pa.table({"log_likelihood": each(*a, **k)}))
+        _no_out(out)
         frame, origin = to_pandas(data, self.schema.columns)
         table = self._encode(frame)
-        noise, out = self._noise(seed), torch.empty(len(table), dtype=torch.float64)
+        noise, found = self._noise(seed), torch.empty(len(table), dtype=torch.float64)
         for rows, batch in chunks(table, _count(draws)):
             value = log_likelihood(vae, batch, draws, noise).double() + codec.log_jacobian(batch.y_mask)
-            out[rows] = value.cpu()
-        return origin.series(pd.Series(out.numpy(), index=frame.index, name="log_likelihood"))
+            found[rows] = value.cpu()
+        return origin.series(pd.Series(found.numpy(), index=frame.index, name="log_likelihood"))
 
     @overload
     def score(
@@ -457,17 +469,23 @@ class Model(ABC):
         return found, overall(found, codec.y_scale, rows)
 
     @torch.no_grad()
-    def embed(self, data: Frame) -> Frame:
-        """Mean and variance of q(z | y_o, x_o) of each row: columns `z1`, ..., then `z1_var`, ..."""
+    def embed(self, data: Frame, *, out: str | os.PathLike[str] | None = None) -> Frame:
+        """Mean and variance of q(z | y_o, x_o) of each row: columns `z1`, ..., then `z1_var`, ...
+
+        Of a path or a dataset, these columns beside the others in the Parquet file `out`.
+        """
         _, vae = self._fitted()
+        if is_stream(data):
+            return cast(Frame, self._write(data, out, 0, True, lambda part, seed: self.embed(part)))
+        _no_out(out)
         frame, origin = to_pandas(data, self.schema.columns)
         table = self._encode(frame)
-        out = torch.empty(len(table), 2 * self.latent_dim, dtype=torch.float64)
+        found = torch.empty(len(table), 2 * self.latent_dim, dtype=torch.float64)
         for rows, batch in chunks(table, 1):
-            out[rows] = torch.cat(vae.encode(batch), dim=1).double().cpu()
+            found[rows] = torch.cat(vae.encode(batch), dim=1).double().cpu()
         names = [f"z{k + 1}" for k in range(self.latent_dim)]
         columns = [*names, *(f"{name}_var" for name in names)]
-        return origin.table(pd.DataFrame(out.numpy(), index=frame.index, columns=columns))
+        return origin.table(pd.DataFrame(found.numpy(), index=frame.index, columns=columns))
 
     @torch.no_grad()
     def elbo(self, data: Any, *, samples: int = 1, seed: int = 0) -> dict[str, float]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -284,30 +284,36 @@ def _dataset(path: Path) -> ds.Dataset:
     return dataset
 
 
-class Write(Protocol):
-    def __call__(self, table: pa.Table) -> None: ...
+class Sink:
+    """A Parquet file that tables are appended to; the first says which columns it has, and of which types."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._writer: pq.ParquetWriter | None = None
+
+    def write(self, table: pa.Table) -> None:
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self.path, table.schema)
+        try:
+            fitting = table.cast(self._writer.schema)
+        except (pa.ArrowException, ValueError) as error:
+            raise DataError(f"some rows of the answer do not fit those before: {first_line(error)}.") from None
+        self._writer.write_table(fitting)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
 
 
 @contextmanager
-def writing(path: str | os.PathLike[str]) -> Iterator[Write]:
-    """A function that appends tables to a new Parquet file, which is there once all goes well, and not before."""
+def writing(path: str | os.PathLike[str]) -> Iterator[Sink]:
+    """A Parquet file to be written bit by bit, which is there once all went well, and not before."""
     out = Path(path)
     check_output(out)
     if out.suffix.lower() != ".parquet":
         raise DataError(f"{out} is to hold the answer to a stream, which is written as Parquet; end it in .parquet.")
-    with replacing(out) as temporary:
-        writer: pq.ParquetWriter | None = None
-
-        def write(table: pa.Table) -> None:
-            nonlocal writer
-            writer = pq.ParquetWriter(temporary, table.schema) if writer is None else writer
-            try:
-                writer.write_table(table.cast(writer.schema))
-            except (pa.ArrowException, ValueError) as error:
-                raise DataError(f"{out} cannot take in some of the rows: {first_line(error)}.") from None
-
-        try:
-            yield write
-        finally:
-            if writer is not None:
-                writer.close()
+    try:
+        with replacing(out) as temporary, closing(Sink(temporary)) as sink:
+            yield sink
+    except OSError as error:
+        raise DataError(f"{out} cannot be written: {first_line(error)}.") from None

@@ -57,6 +57,7 @@ ORDER = [
     "progress",
     "rows",
     "stream",
+    "capture",
     "step",
     "fit",
     "predict",

@@ -294,7 +294,7 @@ class Sex(StrEnum):
 @pytest.mark.parametrize(
     "value",
     [pd.Timestamp("2020", tz="UTC"), pd.NaT, pd.NA, pd.Interval(0, 1), pd.Period("2020"), np.datetime64("2020"),
-     np.timedelta64(1), pd.Timedelta(1), b"x", 1j, np.longdouble(1) / 3, Sex.F, object, [b"x"], {b"x": 1}],
+     np.timedelta64(1, "D"), pd.Timedelta(1), b"x", 1j, np.longdouble(1) / 3, Sex.F, object, [b"x"], {b"x": 1}],
 )  # fmt: skip
 def test_other_values_are_refused_with_a_sentence(value):
     with pytest.raises(StorageError, match=r"levels of 'a': a file cannot hold .* of type \w+; .* fit again\."):

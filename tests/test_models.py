@@ -13,6 +13,7 @@ from lacova import CVAE, DataError, Dense, FitOptions, GPPriorVAE, NotFittedErro
 from lacova.covariates.recall import hidden_share
 from lacova.objective import Terms
 from lacova.rows import TableRows
+from lacova.step import Exam
 
 SMALL = Dense((8,), (8,))
 MODELS = {
@@ -327,21 +328,18 @@ def test_early_stopping_restores_the_best_weights(make):
     share = hidden_share(model._codec.encode(train))
     rows = TableRows(model._codec.encode(validation), share, model._options, torch.device("cpu"))
     rows.prepare(model._vae)
-    assert lacova.fit._evaluate(model._vae, rows, model._options) == {
-        "bound": best["validation"],
-        "recall": best["validation_recall"],
-    }
+    assert Exam(model._vae, model._options, rows)() == (best["validation"], best["validation_recall"])
 
 
 @every_model
 def test_training_stops_after_patience_and_keeps_the_best_epoch(make, monkeypatch):
     scores, states = iter([1.0, 5.0, 3.0, 5.0, 4.0, 9.0]), []
 
-    def evaluate(vae, *_):
-        states.append({name: value.clone() for name, value in vae.state_dict().items()})
-        return {"bound": next(scores), "recall": 0.0}
+    def judge(exam):
+        states.append({name: value.clone() for name, value in exam.vae.state_dict().items()})
+        return next(scores), 0.0
 
-    monkeypatch.setattr(lacova.fit, "_evaluate", evaluate)
+    monkeypatch.setattr(Exam, "__call__", judge)
     model = make(SCHEMA).fit(visits(), visits(1), max_epochs=6, patience=3, latent_weight=1.0)
     assert model.training["validation"].tolist() == [1.0, 5.0, 3.0, 5.0, 4.0]
     final, weights = model._vae.state_dict(), [name for name, _ in model._vae.named_parameters()]
@@ -390,7 +388,7 @@ def test_diverging_training_is_stopped_with_advice(make):
 
 def test_training_error_names_the_broken_terms(monkeypatch):
     one, bad = torch.tensor(1.0), torch.tensor(float("nan"))
-    monkeypatch.setattr(lacova.step, "elbo", lambda *_: Terms(one.requires_grad_(), bad, one, one))
+    monkeypatch.setattr(lacova.step, "bound", lambda *_: Terms(one.requires_grad_(), bad, one, one))
     with pytest.raises(TrainingError, match=r"^the loss became non-finite in epoch 1 \(kl_latent, elbo\)\. Try"):
         MODELS["cvae"](SCHEMA).fit(visits())
 
@@ -745,6 +743,7 @@ def test_the_prior_moves_only_if_asked_to(make):
     for every in (None, 2):
         model = make(SCHEMA).fit(train, validation, max_epochs=5, prior_every=every)
         assert np.isfinite(model.training.to_numpy()).all()
+        model = make(SCHEMA).fit(train, max_epochs=5, prior_every=every)  # no early epoch is restored
         found[every] = {k: v.clone() for k, v in model._vae.covariate_prior.state_dict().items()}
         fresh = make(SCHEMA)._assemble(model._codec, model._codec.encode(train), 0).covariate_prior.state_dict()
         assert all(torch.equal(value, fresh[k]) for k, value in found[every].items()) == (every is None)

@@ -354,12 +354,10 @@ def test_batch_columns_can_be_permuted():
     before = elbo(vae, batch, noise()).named()
     order = torch.tensor([2, 0, 1])
     d = 3
-    for layer, axis in ((vae.encoder.head[0], 1), (vae.covariate_posterior.network[0], 1)):
-        width = layer.weight.shape[1]
-        start = 0 if layer is vae.encoder.head[0] else width - 2 * d
-        index = torch.arange(width)
-        index[start : start + d], index[start + d : start + 2 * d] = start + order, start + d + order
-        layer.weight.data = layer.weight.data.index_select(axis, index)
+    for layer in (vae.encoder.head[0], vae.covariate_posterior.look):
+        index = torch.arange(layer.weight.shape[1])
+        index[:d], index[d : 2 * d] = order, d + order
+        layer.weight.data = layer.weight.data[:, index]
     last = vae.decoder.network[-1]
     last.weight.data, last.bias.data = last.weight.data[order], last.bias.data[order]
     vae.likelihood.raw.data = vae.likelihood.raw.data[order]

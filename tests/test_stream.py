@@ -14,6 +14,7 @@ import lacova
 import lacova.models
 import lacova.stream
 from lacova import CVAE, DataError, Dense, GPPriorVAE
+from lacova.capture import _tensors
 from lacova.cli import main
 from lacova.labels import Fingerprints
 from lacova.options import FitOptions
@@ -58,7 +59,7 @@ def begun(data, schema=SCHEMA, covariates="factorised", **options):
 def parts(batch):
     """Everything that a batch consists of."""
     given = batch.given
-    return [batch.y, batch.y_mask, batch.x, batch.x_mask, batch.patient, torch.tensor(batch.scale)] + (
+    return [batch.y, batch.y_mask, batch.x, batch.x_mask, batch.patient, torch.tensor(batch.patients)] + (
         [] if given is None else [given.belief.mean, given.belief.var, given.belief.log_prob, given.log_marginal]
     )
 
@@ -68,6 +69,8 @@ def same(one, other):
     assert len(one) == len(other)
     for a, b in zip(one, other, strict=True):
         assert (a.hidden is None) == (b.hidden is None)
+        assert a.shown.scale == b.shown.scale
+        assert all(torch.equal(x, y) for x, y in zip(_tensors(a.how), _tensors(b.how), strict=True))
         for mine, theirs in ((a.shown, b.shown), (a.hidden, b.hidden)):
             if mine is not None:
                 assert all(torch.equal(x, y) for x, y in zip(parts(mine), parts(theirs), strict=True))
@@ -121,6 +124,7 @@ def test_an_epoch_has_every_patient_once_whole_and_in_full_batches(named, buffer
     settings = FitOptions(batch_size=batch_size, buffer_rows=buffer_rows, recall=1.0)
     start = model._begin(path, None, settings, torch.device("cpu"))
     rows, vae = start.train, model._assemble(start.codec, start.table, 0)
+    rows.prepare(vae)
     units = frame["who"].nunique()
     for walk in (rows.epoch(vae, 0), rows.epoch(vae, 1), rows.in_order(vae)):
         seen, sizes = [], []
@@ -177,8 +181,8 @@ def test_patients_of_different_row_groups_meet_in_a_batch(named):
 def test_a_row_group_larger_than_the_buffer_is_shuffled_whole(folder):
     frame = visits(60)
     frame.to_parquet(folder / "one.parquet", index=False)
-    rows, vae = begun(folder / "one.parquet", replace(SCHEMA, measurements=("row",)), buffer_rows=30)
-    buffers = list(rows._buffers(vae, [0], 0, 0, True, True))
+    rows, _ = begun(folder / "one.parquet", replace(SCHEMA, measurements=("row",)), buffer_rows=30)
+    buffers = list(rows._buffers([0], 0, 0, True, True))
     assert len(buffers) == -(-len(frame) // 30)
     assert max(len(buffer.shown) for buffer in buffers) < 50
     assert np.mean([np.ptp(buffer.shown.y[:, 0].numpy()) for buffer in buffers]) > 2.5  # of ± 1.7, scaled

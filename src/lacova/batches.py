@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +20,8 @@ class Batch:
 
     `patient` numbers the batch's patients 0..P̂−1 and rows of one patient are adjacent. `scale` is N/N̂ or P/P̂:
     a sum over the batch times `scale` estimates the sum over the table without bias. `given` is the covariate prior of
-    each row.
+    each row. `real` (N̂,) is 0 for rows that only fill up a shape and have neither measurements nor gaps in x; None if
+    all rows are real.
     """
 
     y: Tensor
@@ -27,8 +29,10 @@ class Batch:
     x: Tensor
     x_mask: Tensor
     patient: Tensor
-    scale: float = 1.0
+    scale: float | Tensor = 1.0
     given: RowPrior | None = None
+    count: int | None = None  # of patients, where it is known without looking
+    real: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -36,7 +40,7 @@ class Batch:
     @cached_property
     def patients(self) -> int:
         """P̂."""
-        return int(self.patient[-1]) + 1
+        return int(self.patient[-1]) + 1 if self.count is None else self.count
 
     @cached_property
     def owner(self) -> Tensor:
@@ -50,6 +54,26 @@ class Batch:
         patient = torch.unique_consecutive(self.patient[rows], return_inverse=True)[1]
         given = None if self.given is None else self.given.take(rows)
         return Batch(self.y[rows], self.y_mask[rows], self.x[rows], self.x_mask[rows], patient, self.scale, given)
+
+
+class Blocks(NamedTuple):
+    """Rows gathered by patient and padded: place of each row (V×n) and which places hold one (V×n)."""
+
+    places: Tensor
+    filled: Tensor
+
+    def gather(self, values: Tensor) -> Tensor:
+        """(…×rows) to (…×V×n), zero where padded."""
+        return values[..., self.places] * self.filled
+
+
+def blocks(group: Tensor, groups: int = 0) -> Blocks:
+    """Pad adjacent rows of equal `group` (0, 0, 1, 1, 1, …) to a rectangle of at least `groups` lines."""
+    counts = torch.bincount(group, minlength=groups)
+    place = torch.arange(max(int(counts.max()), 1), device=group.device)
+    filled = place < counts[:, None]
+    start = counts.cumsum(0) - counts
+    return Blocks(torch.where(filled, start[:, None] + place, 0), filled)
 
 
 class Batches:
@@ -87,7 +111,9 @@ class Batches:
         t, device = self.table, self.table.y.device
         rows, unit = rows.to(device), unit.to(device)
         given = None if t.given is None else t.given.take(rows)
-        return Batch(t.y[rows], t.y_mask[rows], t.x[rows], t.x_mask[rows], unit, self.units / len(units), given)
+        return Batch(
+            t.y[rows], t.y_mask[rows], t.x[rows], t.x_mask[rows], unit, self.units / len(units), given, len(units)
+        )
 
     def shuffled(self, generator: torch.Generator) -> Iterator[Tensor]:
         """The units of each batch, every unit once, in random order."""

@@ -14,7 +14,7 @@ from lacova.objective import elbo, encode
 from lacova.options import FitOptions, TrainingError
 from lacova.progress import progress
 from lacova.rows import Rows
-from lacova.step import TERMS, Step, recalled
+from lacova.step import TERMS, Exam, Step
 from lacova.vae import ConditionalVAE
 
 Record = dict[str, float]
@@ -49,10 +49,11 @@ def fit(vae: ConditionalVAE, train: Rows, validation: Rows | None, options: FitO
     if validation is not None:
         validation.prepare(vae)
     step = Step(vae, options, train.units, train.length, train.device)
+    exam = None if validation is None else Exam(vae, options, validation)
     state = State(sums=torch.zeros(len(TERMS), dtype=torch.float64, device=train.device))
     with progress(options.max_epochs, options.progress) as bar:
         while not _done(state, validation is not None, options):
-            _epoch(vae, step, state, train, validation, options)
+            _epoch(vae, step, exam, state, train, options)
             if bar is not None:
                 bar.show(state.epoch, state.records[-1])
     if state.best_weights is not None:
@@ -72,28 +73,25 @@ def _done(state: State, validated: bool, options: FitOptions) -> bool:
     return state.epoch - 1 - max(state.best_epoch, options.warm_up) >= options.patience
 
 
-def _epoch(
-    vae: ConditionalVAE, step: Step, state: State, train: Rows, validation: Rows | None, options: FitOptions
-) -> None:
+def _epoch(vae: ConditionalVAE, step: Step, exam: Exam | None, state: State, train: Rows, options: FitOptions) -> None:
     epoch = state.epoch
     vae.train()
     if state.step == 0 and options.prior_every is not None and epoch > 0 and epoch % options.prior_every == 0:
         noise = torch.Generator(train.device).manual_seed(1_000_003 * options.seed + epoch)
         vae.update_prior(train.complete(vae, noise))
         train.prepare(vae)
-        if validation is not None:
-            validation.prepare(vae)
+        if exam is not None:
+            exam.rows.prepare(vae)
     with _named_failure(epoch):
         for lesson in train.epoch(vae, epoch, state.step):
             state.sums += step(lesson, epoch * train.steps + state.step, options.weight(epoch))
             state.step += 1
     record = {"epoch": epoch + 1.0, **_record(state.sums / (train.steps * train.length), epoch, options)}
-    if validation is not None:
-        found = _evaluate(vae, validation, options)
-        record["validation"] = score = found["bound"]
+    if exam is not None:
+        record["validation"], asked = exam()
+        score = record["validation"] + options.recall * asked
         if options.recall:
-            record["validation_recall"] = found["recall"]
-            score += options.recall * found["recall"]
+            record["validation_recall"] = asked
         if score > state.best:
             state.best, state.best_weights, state.best_epoch = score, copy.deepcopy(vae.state_dict()), epoch
     state.records.append(record)
@@ -109,19 +107,6 @@ def _record(sums: Tensor, epoch: int, options: FitOptions) -> Record:
     if broken:
         raise _failure(epoch, broken)
     return record
-
-
-@torch.no_grad()
-def _evaluate(vae: ConditionalVAE, rows: Rows, options: FitOptions) -> Record:
-    """The bound and recall per row on held-out rows, with the same noise every time."""
-    vae.eval()
-    noise = torch.Generator(rows.device).manual_seed(options.seed)
-    total = torch.zeros(2, dtype=torch.float64, device=rows.device)
-    for lesson in rows.in_order(vae):
-        terms = elbo(vae, lesson.shown, noise, options.samples, options.cap)
-        total += torch.stack([terms.data, recalled(vae, lesson)])
-    bound, found = (total / rows.length).tolist()
-    return {"bound": bound, "recall": found}
 
 
 def _absorb(vae: ConditionalVAE, train: Rows, options: FitOptions, epochs: int) -> None:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from lacova.batches import Batch
 from lacova.covariates import belief as beliefs
-from lacova.covariates.expectation import complete
+from lacova.covariates.expectation import Noise, Plan, complete
+from lacova.covariates.law import Belief
 from lacova.gp.inducing import NaturalStatistics
 from lacova.priors import Encoded
 from lacova.vae import ConditionalVAE
@@ -60,17 +61,19 @@ def elbo(
         samples: draws of continuous x_u, and of z, per row.
         cap: largest joint table of missing categories that is summed exactly; None for the defaults.
     """
-    q_x = vae.covariate_posterior(batch)
+    how = vae.plan(batch.x_mask.cpu(), batch.patient.cpu(), samples, cap).to(batch.x.device)
+    return bound(vae, batch, how, vae.noise(batch, samples, generator))
+
+
+def bound(vae: ConditionalVAE, batch: Batch, how: Plan, noise: Noise, q_x: Belief | None = None) -> Terms:
+    """The estimate with given scenarios and noise; nothing in it makes the host wait for the device."""
+    q_x = vae.covariate_posterior(batch) if q_x is None else q_x
     mean, var = vae.encode(batch)
-    scenarios = complete(
-        q_x, batch, vae.space, couple=vae.prior.couples_rows, samples=samples,
-        generator=generator, cap=cap, every_unit=vae.decoder_sees_x, columns=vae.prior.scenario_columns,
-    )  # fmt: skip
+    scenarios = how.scenarios(q_x, batch, vae.space, noise)
     kl_covariates = batch.scale * vae.covariate_prior.kl(q_x, scenarios, batch)
     prior = vae.prior.kl(scenarios, batch, mean, var, q_x)
 
-    noise = torch.randn(samples, *mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
-    z = mean + var.sqrt() * noise
+    z = mean + var.sqrt() * noise.z
     if vae.decoder_sees_x:
         row = scenarios.row
         location = vae.decode(z[scenarios.sample, row], scenarios.x)

@@ -32,6 +32,8 @@ class FitOptions:
             patient where the prior couples its rows. What does not fit is sampled.
         buffer_rows: rows that are held and shuffled at a time when training from Parquet; see docs/scaling.md.
         seed: of every random number; the same seed gives the same model on the same CPU.
+        capture: record training steps as a CUDA graph and replay it; None does so on a GPU.
+        compile: let torch compile the loss on a GPU: worth it for long fits, for it takes a minute or more.
         progress: show a progress bar on stderr; None shows it in a terminal only.
     """
 
@@ -49,6 +51,8 @@ class FitOptions:
     cap: int | None = None
     buffer_rows: int = 50_000
     seed: int = 0
+    capture: bool | None = None
+    compile: bool = False
     progress: bool | None = None
 
     def __post_init__(self) -> None:

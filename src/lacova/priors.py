@@ -16,7 +16,7 @@ from lacova.batches import Batch
 from lacova.covariates.expectation import Scenarios
 from lacova.covariates.law import Belief
 from lacova.covariates.space import CovariateSpace
-from lacova.gp.bounds import Bound, blocks, own_factor, patient_bound, project, row_bound
+from lacova.gp.bounds import Bound, own_whitener, patient_bound, project, row_bound
 from lacova.gp.inducing import InducingPoints, NaturalStatistics, Whitened
 from lacova.gp.kernels import AdditiveKernel
 from lacova.gp.predict import (
@@ -27,7 +27,7 @@ from lacova.gp.predict import (
     predict_blocks,
     row_encoder_spread,
 )
-from lacova.gp.uncertain import excess, expected_kernel, mean_projection, uncertain
+from lacova.gp.uncertain import excess, expected_kernel, inducing_root, points, uncertain
 from lacova.linalg import cholesky, gaussian_kl
 from lacova.networks import LOG_VAR_RANGE, mlp
 
@@ -57,6 +57,7 @@ class LatentPrior(nn.Module, ABC):
     """p_θ(Z | X)."""
 
     couples_rows: bool = False
+    integrates: bool = False  # over the belief itself, where scenarios leave gaps open
     scenario_columns: Sequence[int] | None = None  # which gaps scenarios must complete; None for all
 
     @abstractmethod
@@ -89,7 +90,9 @@ class StandardNormal(LatentPrior):
 
     def kl(self, scenarios: Scenarios, batch: Batch, mean: Tensor, var: Tensor, belief: Belief) -> PriorTerms:
         one, zero = torch.ones_like(var), torch.zeros_like(mean)
-        return PriorTerms(batch.scale * gaussian_kl(mean, var, zero, one).sum(), mean.new_zeros(()))
+        each = gaussian_kl(mean, var, zero, one)
+        total = each.sum() if batch.real is None else (each * batch.real[:, None]).sum()
+        return PriorTerms(batch.scale * total, mean.new_zeros(()))
 
     def predict(self, x: Tensor, group: Tensor, history: History | None = None) -> tuple[Tensor, Tensor]:
         zero = x.new_zeros(len(x), self.latent_dim)
@@ -134,11 +137,13 @@ class GPPrior(LatentPrior):
     ) -> None:  # fmt: skip
         super().__init__()
         self.kernel, self.inducing, self.space, self.exact = kernel, inducing, space, exact
-        self.couples_rows = bool(kernel.own)
+        self.couples_rows, self.integrates = bool(kernel.own), exact
         if exact and self.couples_rows:
             # What a patient's rows share, and what enters K^(R), is completed; rows are independent given that.
             own = {c for r in kernel.own for c in (*(column for column, _ in kernel.scales(r)), *kernel.levels(r))}
             self.scenario_columns = sorted(own | {q for q, fixed in enumerate(space.static) if fixed})
+        completed = [q in (self.scenario_columns or ()) for q in range(len(space.names))]
+        self.register_buffer("completed", torch.tensor(completed), persistent=False)
         latent_dim, count = inducing.shift.shape
         dtype = inducing.shift.dtype
         self.raw_noise = nn.Parameter(torch.full((latent_dim,), noise - NOISE_FLOOR, dtype=dtype).log())
@@ -146,6 +151,7 @@ class GPPrior(LatentPrior):
         self.register_buffer("posterior_factor", torch.eye(count, dtype=dtype).repeat(latent_dim, 1, 1))
         self.register_buffer("posterior_spread", torch.zeros(latent_dim, count, count, dtype=dtype))
 
+    completed: Tensor
     posterior_mean: Tensor
     posterior_factor: Tensor
     posterior_spread: Tensor
@@ -161,34 +167,37 @@ class GPPrior(LatentPrior):
 
     def kl(self, scenarios: Scenarios, batch: Batch, mean: Tensor, var: Tensor, belief: Belief) -> PriorTerms:
         q = self.inducing.belief()
-        latent = mean.mT.to(self.dtype), var.mT.to(self.dtype)
         if self.exact:
+            latent = mean.mT.to(self.dtype), var.mT.to(self.dtype)
             bound = self._exact_bound(q, scenarios, batch, belief, *latent)
         else:
-            x = scenarios.x.to(self.dtype)
-            a = project(self.kernel, self.inducing.inputs, x)
-            bound = self._bound(a, x, q, scenarios, batch.scale, *latent)
+            x = scenarios.x
+            a = project(self.kernel, self.inducing.inputs.to(x.dtype), x)
+            bound = self._bound(a, x, q.to(x.dtype), scenarios, batch, mean.mT, var.mT)
         return PriorTerms(bound.value.to(mean.dtype), q.kl().to(mean.dtype), bound.statistics)
 
     def _exact_bound(self, q: Whitened, s: Scenarios, batch: Batch, belief: Belief, mean: Tensor, var: Tensor) -> Bound:
         """The bound at mean projections, plus what the spread of uncertain rows adds."""
         kernel, inducing, space, noise = self.kernel, self.inducing.inputs, self.space, self.noise
+        anchor, inducing_white = points(inducing, space), inducing_root(kernel, inducing)
         if not self.couples_rows:
             rows = torch.arange(len(batch), device=batch.x.device)
             inputs = uncertain(batch.x, batch.x_mask, belief, space)
-            a = mean_projection(kernel, inducing, inputs, space).to(self.dtype)
+            first = expected_kernel(kernel, anchor, inputs, kernel.shared)
+            a = inducing_white @ first
             one = torch.ones(len(batch), dtype=self.dtype, device=a.device)
             prior_var = kernel.diagonal(batch.x, kernel.shared)
-            bound = row_bound(a, prior_var, q, noise, mean, var, rows, one, batch.scale)
+            if batch.real is not None:
+                one = one * batch.real
+            bound = row_bound(a, prior_var, q, noise, mean, var, rows, one, batch.scale, batch.real)
             weight = (batch.scale / noise)[:, None].expand(-1, len(batch))
         else:
             known = batch.x_mask[s.row]
-            known = known | torch.isin(torch.arange(known.shape[1]), torch.tensor(self.scenario_columns)).to(
-                known.device
-            )
+            known = known | self.completed
             inputs = uncertain(s.x, known, belief.take(s.row), space)
-            a = mean_projection(kernel, inducing, inputs, space).to(self.dtype)
-            pad = blocks(s.scenario)
+            first = expected_kernel(kernel, anchor, inputs, kernel.shared)
+            a = inducing_white @ first
+            pad = s.blocks
             block = inputs.take(pad.places)
             shared = expected_kernel(kernel, block, block, kernel.shared).to(self.dtype)
             self_pair = torch.eye(shared.shape[-1], dtype=torch.bool, device=shared.device)
@@ -196,24 +205,29 @@ class GPPrior(LatentPrior):
             prior_var = kernel.diagonal(x[pad.places], kernel.shared)
             shared = torch.where(self_pair, prior_var[..., None], shared)
             bound = patient_bound(
-                kernel, a, x, s.scenario, q, noise, mean, var, s.row, probability, batch.scale, shared
+                kernel, a, x, pad, q, noise, mean, var, s.row, probability, batch.scale, shared, batch.real
             )
-            inverse_factor, _ = own_factor(kernel, x[pad.places], pad, noise)
-            precision = inverse_factor.square().sum(-2)[:, pad.filled]  # (Σ̂⁻¹)_ii of every completed row
-            weight = batch.scale * precision * s.row_weight.to(self.dtype)
-        open_rows = ((inputs.var > 0) | (inputs.prob.amax(-1) < 1)).any(-1).nonzero()[:, 0]
-        if len(open_rows) == 0:
+            root = own_whitener(kernel, x[pad.places], pad, noise)
+            precision = root.square().sum(-2)  # (Σ̂⁻¹)_ii, L×V×n
+            at = s.line_in_block
+            weight = batch.scale * precision[:, s.scenario, at] * s.row_weight.to(self.dtype)
+        if len(s.open) == 0:
             return bound
-        added, spread = excess(kernel, inducing, inputs.take(open_rows), weight[:, open_rows].double(), q, space)
+        chosen = weight[:, s.open].double() * s.open_real
+        added, spread = excess(
+            kernel, inducing, inputs.take(s.open), first[..., s.open], chosen, q, inducing_white, space
+        )
         precision_sum = bound.statistics.precision + spread.to(self.dtype)
         return Bound(bound.value + added.to(self.dtype), bound.statistics._replace(precision=precision_sum))
 
-    def _bound(self, a: Tensor, x: Tensor, q: Whitened, s: Scenarios, scale: float, mean: Tensor, var: Tensor) -> Bound:
-        weight = s.weight.to(self.dtype)
+    def _bound(self, a: Tensor, x: Tensor, q: Whitened, s: Scenarios, batch: Batch, mean: Tensor, var: Tensor) -> Bound:
+        weight, noise = s.weight.to(x.dtype), self.noise.to(x.dtype)
         if self.couples_rows:
-            return patient_bound(self.kernel, a, x, s.scenario, q, self.noise, mean, var, s.row, weight, scale)
+            return patient_bound(
+                self.kernel, a, x, s.blocks, q, noise, mean, var, s.row, weight, batch.scale, real=batch.real
+            )
         prior_var = self.kernel.diagonal(x, self.kernel.shared)
-        return row_bound(a, prior_var, q, self.noise, mean, var, s.row, weight, scale)
+        return row_bound(a, prior_var, q, noise, mean, var, s.row, weight, batch.scale, batch.real)
 
     @torch.no_grad()
     def absorb(self, encoded: Iterable[Encoded]) -> None:
@@ -227,10 +241,10 @@ class GPPrior(LatentPrior):
             mean, var = mean.mT.to(self.dtype), var.mT.to(self.dtype)
             a = project(self.kernel, self.inducing.inputs, x)
             weight, line_var = s.weight.to(self.dtype), var[:, s.row]
-            statistics = self._bound(a, x, q, s, batch.scale, mean, var).statistics
+            statistics = self._bound(a, x, q, s, batch, mean, var).statistics
             precision, shift = precision + statistics.precision, shift + statistics.shift
             if self.couples_rows:
-                spread += patient_encoder_spread(self.kernel, a, x, s.scenario, self.noise, line_var, weight)
+                spread += patient_encoder_spread(self.kernel, a, x, s.blocks, self.noise, line_var, weight)
             else:
                 spread += row_encoder_spread(a, self.noise, line_var, weight)
         posterior = latent_posterior(NaturalStatistics(precision, shift), spread)

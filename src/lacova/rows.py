@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lacova.batches import Batch, Batches
+from lacova.covariates.expectation import Plan
 from lacova.covariates.recall import hide
 from lacova.options import FitOptions
 from lacova.table import Table
@@ -18,9 +19,10 @@ from lacova.vae import ConditionalVAE
 
 
 class Lesson(NamedTuple):
-    """A batch, and the same rows with more covariates hidden; None without recall."""
+    """A batch, the scenarios to take for it, and the same rows with more covariates hidden; None without recall."""
 
     shown: Batch
+    how: Plan
     hidden: Batch | None
 
 
@@ -87,13 +89,18 @@ class TableRows(Rows):
         order = torch.Generator().manual_seed(1_000_003 * self.options.seed + epoch)
         for step, units in enumerate(self.shown.shuffled(order)):
             if step >= first:
-                yield Lesson(self.shown.batch(units), None if hidden is None else hidden.batch(units))
+                yield self._lesson(vae, units, hidden)
 
     def in_order(self, vae: ConditionalVAE, *, hide: bool = True) -> Iterator[Lesson]:
         hidden = self.hidden(vae, 0) if hide else None
         for units in torch.arange(self.units).split(self.shown.size):
-            shown = replace(self.shown.batch(units), scale=1.0)
-            yield Lesson(shown, None if hidden is None else replace(hidden.batch(units), scale=1.0))
+            lesson = self._lesson(vae, units, hidden)
+            yield lesson._replace(shown=replace(lesson.shown, scale=1.0))
+
+    def _lesson(self, vae: ConditionalVAE, units: Tensor, hidden: Batches | None) -> Lesson:
+        rows, unit = self.shown.rows(units)
+        how = vae.plan(self.host.x_mask[rows], unit, self.options.samples, self.options.cap).to(self.device)
+        return Lesson(self.shown.batch(units), how, None if hidden is None else hidden.batch(units))
 
     def complete(self, vae: ConditionalVAE, noise: torch.Generator) -> Table:
         x = torch.empty_like(self.host.x)

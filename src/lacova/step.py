@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from lacova.capture import Captured, available
+from lacova.covariates.expectation import Noise
 from lacova.covariates.recall import recall
-from lacova.objective import Terms, elbo
+from lacova.objective import Terms, bound
 from lacova.options import FitOptions
 from lacova.priors import GPPrior
-from lacova.rows import Lesson
+from lacova.rows import Lesson, Rows
 from lacova.vae import ConditionalVAE
 
 POSTERIOR_DECAY = 100.0
@@ -17,7 +21,7 @@ TERMS = ("reconstruction", "kl_latent", "kl_inducing", "kl_covariates", "elbo", 
 
 
 class Step:
-    """Moves the parameters of a model by one batch at a time.
+    """Moves the parameters of a model by one batch at a time; on a GPU as a captured graph, unless told otherwise.
 
     Args:
         vae: the model.
@@ -28,8 +32,13 @@ class Step:
 
     def __init__(self, vae: ConditionalVAE, options: FitOptions, units: int, length: int, device: torch.device) -> None:
         self.vae, self.options, self.length = vae, options, length
-        self.optimiser = _optimiser(vae, options, units)
         self.noise = torch.Generator(device)
+        capture = available(device) if options.capture is None else options.capture
+        self.optimiser = _optimiser(vae, options, units, capturable=capture)
+        self._estimate = torch.compile(estimate, dynamic=False) if options.compile else estimate
+        self._run: Callable[[Lesson, float], Tensor] = self._take
+        if capture:
+            self._run = Captured(self._take, self.noise, min(units, options.batch_size), self._undo)
 
     def __call__(self, lesson: Lesson, number: int, weight: float) -> Tensor:
         """Take one step and return its TERMS, detached, on the device.
@@ -40,8 +49,11 @@ class Step:
             weight: how often the latent KL counts.
         """
         self.noise.manual_seed(1_000_003 * self.options.seed + number)
-        terms = elbo(self.vae, lesson.shown, self.noise, self.options.samples, self.options.cap)
-        asked = recalled(self.vae, lesson)
+        return self._run(lesson, weight)
+
+    def _take(self, lesson: Lesson, weight: float | Tensor) -> Tensor:
+        noise = self.vae.noise(lesson.shown, self.options.samples, self.noise)
+        terms, asked = self._estimate(self.vae, lesson, noise)
         loss = (weight - 1.0) * terms.kl_latent - terms.elbo - self.options.recall * asked
         self.optimiser.zero_grad(set_to_none=True)
         (loss / self.length).backward()
@@ -50,21 +62,64 @@ class Step:
             self.vae.prior.inducing.natural_step(terms.statistics, self.options.natural_rate)
         return values(terms, asked)
 
+    def _undo(self) -> Callable[[], None]:
+        """A function that puts parameters, buffers and the optimiser back to where they are now, in place."""
+        weights = {name: value.clone() for name, value in self.vae.state_dict().items()}
+        moments = {p: {k: v.clone() for k, v in state.items()} for p, state in self.optimiser.state.items()}
+
+        @torch.no_grad()
+        def restore() -> None:
+            for name, value in self.vae.state_dict().items():
+                value.copy_(weights[name])
+            for p, state in self.optimiser.state.items():
+                for name, value in state.items():
+                    value.copy_(moments[p][name]) if p in moments else value.zero_()
+
+        return restore
+
+
+class Exam:
+    """The bound and recall per row on held-out rows, with the same noise every time."""
+
+    def __init__(self, vae: ConditionalVAE, options: FitOptions, rows: Rows) -> None:
+        self.vae, self.options, self.rows = vae, options, rows
+        self.noise = torch.Generator(rows.device)
+        self._run: Callable[[Lesson, float], Tensor] = self._judge
+        if available(rows.device) if options.capture is None else options.capture:
+            self._run = Captured(self._judge, self.noise, min(rows.units, options.batch_size))
+
+    @torch.no_grad()
+    def __call__(self) -> tuple[float, float]:
+        self.vae.eval()
+        self.noise.manual_seed(self.options.seed)
+        total = torch.zeros(2, dtype=torch.float64, device=self.rows.device)
+        for lesson in self.rows.in_order(self.vae):
+            total += self._run(lesson, 1.0)
+        bound, asked = (total / self.rows.length).tolist()
+        return bound, asked
+
+    def _judge(self, lesson: Lesson, weight: float | Tensor) -> Tensor:
+        noise = self.vae.noise(lesson.shown, self.options.samples, self.noise)
+        terms, asked = estimate(self.vae, lesson, noise)
+        return torch.stack([terms.data, asked])
+
 
 def values(terms: Terms, asked: Tensor) -> Tensor:
     """The TERMS as one tensor."""
     return torch.stack([*(getattr(terms, name).detach() for name in TERMS[:-1]), asked.detach()])
 
 
-def recalled(vae: ConditionalVAE, lesson: Lesson) -> Tensor:
-    """log q of the hidden covariates of a batch, scaled to the table; 0 without recall."""
+def estimate(vae: ConditionalVAE, lesson: Lesson, noise: Noise) -> tuple[Terms, Tensor]:
+    """The bound of a batch, and log q of its hidden covariates, scaled to the table; 0 without recall."""
+    shown, q = lesson.shown, vae.covariate_posterior
+    sight = q.sight(shown)
+    terms = bound(vae, shown, lesson.how, noise, q(shown, sight))
     if lesson.hidden is None:
-        return lesson.shown.x.new_zeros(())
-    q = vae.covariate_posterior(lesson.hidden)
-    return lesson.shown.scale * recall(q, lesson.shown, lesson.hidden, vae.space)
+        return terms, shown.x.new_zeros(())
+    return terms, shown.scale * recall(q(lesson.hidden, sight), shown, lesson.hidden, vae.space)
 
 
-def _optimiser(vae: ConditionalVAE, options: FitOptions, units: int) -> torch.optim.Optimizer:
+def _optimiser(vae: ConditionalVAE, options: FitOptions, units: int, capturable: bool) -> torch.optim.Optimizer:
     fast = [*vae.likelihood.parameters(), *(vae.prior.parameters() if isinstance(vae.prior, GPPrior) else ())]
     posterior = list(vae.covariate_posterior.parameters())
     known = {id(p) for p in (*fast, *posterior)}
@@ -79,4 +134,5 @@ def _optimiser(vae: ConditionalVAE, options: FitOptions, units: int) -> torch.op
         ],
         weight_decay=0.0,
         fused=True,
+        capturable=capturable,
     )

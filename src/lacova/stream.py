@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,11 +28,18 @@ T = TypeVar("T")
 
 
 class Buffer(NamedTuple):
-    """Prepared rows on the device, the same with more hidden, and the units in the order in which they come."""
+    """Prepared rows, the same with more hidden, the mask of X on the host, and the units in the order they come in."""
 
     shown: Table
     hidden: Table | None
+    mask: Tensor
     order: Tensor
+
+    def to(self, device: torch.device) -> Buffer:
+        shown, hidden = self.shown.to(device), self.hidden
+        if hidden is not None and hidden.given is not None:
+            hidden = replace(shown, x_mask=hidden.x_mask.to(device), given=hidden.given.to(device))
+        return self._replace(shown=shown, hidden=hidden)
 
 
 class StreamRows(Rows):
@@ -64,7 +72,8 @@ class StreamRows(Rows):
         self.steps = -(-self.units // self.size)
 
     def prepare(self, vae: ConditionalVAE) -> None:
-        """Nothing yet: rows are prepared as they are read."""
+        """Keep the prior on the host: rows are prepared there as they are read, in a thread that leaves a GPU alone."""
+        self.prior = copy.deepcopy(vae.covariate_prior).cpu()
 
     def epoch(self, vae: ConditionalVAE, epoch: int, first: int = 0) -> Iterator[Lesson]:
         order = torch.randperm(len(self.layout.units), generator=self._generator(epoch, 0))
@@ -72,8 +81,7 @@ class StreamRows(Rows):
 
     def in_order(self, vae: ConditionalVAE, *, hide: bool = True) -> Iterator[Lesson]:
         for lesson in self._lessons(vae, list(range(len(self.layout.units))), 0, 0, shuffled=False, hide=hide):
-            hidden = None if lesson.hidden is None else replace(lesson.hidden, scale=1.0)
-            yield Lesson(replace(lesson.shown, scale=1.0), hidden)
+            yield lesson._replace(shown=replace(lesson.shown, scale=1.0))
 
     def complete(self, vae: ConditionalVAE, noise: torch.Generator) -> Table:
         """Of the sample."""
@@ -98,23 +106,23 @@ class StreamRows(Rows):
     ) -> Iterator[Lesson]:
         rest: Buffer | None = None
         left = self.units - skip
-        with closing(ahead(self._buffers(vae, pieces, epoch, skip, shuffled, hide))) as buffers:
-            for buffer in buffers:
-                buffer = buffer if rest is None else _join(rest, buffer)
+        with closing(ahead(self._buffers(pieces, epoch, skip, shuffled, hide))) as buffers:
+            for prepared in buffers:
+                new = prepared.to(self.device)
+                buffer = new if rest is None else _join(rest, new)
                 shown, order = Batches(buffer.shown), buffer.order
                 hidden = None if buffer.hidden is None else Batches(buffer.hidden)
                 ready = len(order) if len(order) >= left else len(order) // self.size * self.size
                 for units in order[:ready].split(self.size) if ready else ():
-                    scale = self.units / len(units)
-                    asked = None if hidden is None else replace(hidden.batch(units), scale=scale)
-                    yield Lesson(replace(shown.batch(units), scale=scale), asked)
+                    rows, unit = shown.rows(units)
+                    how = vae.plan(buffer.mask[rows], unit, self.options.samples, self.options.cap).to(self.device)
+                    batch = replace(shown.batch(units), scale=self.units / len(units))
+                    yield Lesson(batch, how, None if hidden is None else hidden.batch(units))
                 left -= ready
-                rest = None if ready == len(order) else _keep(shown, hidden, order[ready:])
+                rest = None if ready == len(order) else _keep(buffer, order[ready:])
 
-    def _buffers(
-        self, vae: ConditionalVAE, pieces: list[int], epoch: int, skip: int, shuffled: bool, hide: bool
-    ) -> Iterator[Buffer]:
-        """The parts of all pools, prepared, less the first `skip` units; what these fill is not read."""
+    def _buffers(self, pieces: list[int], epoch: int, skip: int, shuffled: bool, hide: bool) -> Iterator[Buffer]:
+        """The parts of all pools, on the host, less the first `skip` units; what these fill is not read."""
         number = 0
         for pool in self._pools(pieces):
             units, rows = int(self.layout.units[pool].sum()), int(self.layout.rows[pool].sum())
@@ -124,7 +132,7 @@ class StreamRows(Rows):
             for part in order.split(-(-units // count)):
                 if skip < len(part):
                     found = self.source.read(self.layout, pool, self.columns) if found is None else found
-                    buffer = self._prepared(vae, found, part, self._generator(epoch, number) if hide else None)
+                    buffer = self._prepared(found, part, self._generator(epoch, number) if hide else None)
                     yield buffer._replace(order=buffer.order[skip:])
                 skip = max(0, skip - len(part))
                 number += 1
@@ -142,26 +150,24 @@ class StreamRows(Rows):
         if pool:
             yield sorted(pool)
 
-    def _prepared(self, vae: ConditionalVAE, found: Part, units: Tensor, lot: torch.Generator | None) -> Buffer:
+    def _prepared(self, found: Part, units: Tensor, lot: torch.Generator | None) -> Buffer:
         """Some units of a pool as tensors, in the order of the rows, and which place each unit has there."""
         own, order = torch.unique(units, return_inverse=True)
         unit = beginnings(found.prints).cumsum() - 1
         chosen = np.isin(unit, own.numpy()) if len(own) <= unit[-1] else np.ones(len(unit), dtype=bool)
-        host = self.encode(found.take(chosen).table)
-        shown, hidden = vae.prepare(host).to(self.device), None
+        table = self.encode(found.take(chosen).table)
+        shown, hidden = replace(table, given=self.prior.prepare(table)), None
         if lot is not None and self.options.recall:
-            more = vae.prepare(hidden_more(host, vae.space, self.share, lot))
-            given = None if more.given is None else more.given.to(self.device)
-            hidden = replace(shown, x_mask=more.x_mask.to(self.device), given=given)
-        return Buffer(shown, hidden, order)
+            hidden = hidden_more(table, self.prior.space, self.share, lot)
+            hidden = replace(hidden, given=self.prior.prepare(hidden))
+        return Buffer(shown, hidden, table.x_mask, order)
 
 
-def _keep(shown: Batches, hidden: Batches | None, units: Tensor) -> Buffer:
+def _keep(buffer: Buffer, units: Tensor) -> Buffer:
     """Units that do not fill a batch, until more come."""
-    rows, unit = shown.rows(units)
-    kept = [None if batches is None else _take(batches.table, rows, unit) for batches in (shown, hidden)]
-    assert kept[0] is not None
-    return Buffer(kept[0], kept[1], torch.arange(len(units)))
+    rows, unit = Batches(buffer.shown).rows(units)
+    hidden = None if buffer.hidden is None else _take(buffer.hidden, rows, unit)
+    return Buffer(_take(buffer.shown, rows, unit), hidden, buffer.mask[rows], torch.arange(len(units)))
 
 
 def _take(table: Table, rows: Tensor, unit: Tensor) -> Table:
@@ -172,7 +178,8 @@ def _take(table: Table, rows: Tensor, unit: Tensor) -> Table:
 
 def _join(rest: Buffer, new: Buffer) -> Buffer:
     hidden = None if rest.hidden is None or new.hidden is None else _concatenate(rest.hidden, new.hidden)
-    return Buffer(_concatenate(rest.shown, new.shown), hidden, torch.cat([rest.order, len(rest.order) + new.order]))
+    order = torch.cat([rest.order, len(rest.order) + new.order])
+    return Buffer(_concatenate(rest.shown, new.shown), hidden, torch.cat([rest.mask, new.mask]), order)
 
 
 def _concatenate(a: Table, b: Table) -> Table:

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from lacova import linalg
+from lacova.batches import blocks
 from lacova.gp.bounds import patient_bound, project, row_bound
 from lacova.gp.inducing import Whitened
 from lacova.gp.predict import History, latent_posterior, patient_encoder_spread, predict_blocks, row_encoder_spread
@@ -27,8 +28,8 @@ def absorb(t):
         ).statistics
         return latent_posterior(stats, row_encoder_spread(a, t.noise, t.var, one))
     weight = torch.ones(int(t.group.max()) + 1, dtype=t.x.dtype)
-    stats = patient_bound(t.kernel, a, t.x, t.group, q, t.noise, t.mean, t.var, rows, weight, 1.0).statistics
-    return latent_posterior(stats, patient_encoder_spread(t.kernel, a, t.x, t.group, t.noise, t.var, weight))
+    stats = patient_bound(t.kernel, a, t.x, blocks(t.group), q, t.noise, t.mean, t.var, rows, weight, 1.0).statistics
+    return latent_posterior(stats, patient_encoder_spread(t.kernel, a, t.x, blocks(t.group), t.noise, t.var, weight))
 
 
 def dense_prediction(t, l, x, group, low_rank):

@@ -4,7 +4,7 @@ import torch
 
 from lacova.covariates.law import Belief
 from lacova.gp.bounds import project
-from lacova.gp.uncertain import excess, expected_kernel, expected_outer, mean_projection, points, uncertain
+from lacova.gp.uncertain import excess, expected_kernel, expected_outer, inducing_root, points, uncertain
 from tests.gp import toys
 from tests.gp.test_bounds import random_q
 
@@ -74,12 +74,17 @@ def test_moments_agree_with_a_million_samples():
     torch.testing.assert_close(outer, torch.einsum("lmn,lkn->lmk", k, k) / count, rtol=0, atol=2e-3)
 
 
+def surplus(kernel, s, x, weight, q, jitter=None):
+    """The excess, and the mean projections beyond which it is."""
+    root, first = inducing_root(kernel, s, jitter), expected_kernel(kernel, points(s, SPACE), x, kernel.shared)
+    return excess(kernel, s, x, first, weight, q, root, SPACE)[0], root @ first
+
+
 def test_excess_is_the_expected_bound_less_the_bound_at_mean_projections():
     t, x = inputs()
     q = random_q(t)
     weight = torch.rand(toys.L, 4, dtype=torch.float64) + 0.5
-    got, _ = excess(t.kernel, t.inducing, x, weight, q, SPACE, jitter=1e-12)
-    mean_a = mean_projection(t.kernel, t.inducing, x, SPACE, jitter=1e-12)
+    got, mean_a = surplus(t.kernel, t.inducing, x, weight, q, jitter=1e-12)
 
     def part(a):  # the part of the bounds that is not linear in a: (aᵀm)² − aᵀa + aᵀHa
         return torch.einsum("lmn,lm->ln", a, q.mean).square() - a.square().sum(1) + q.spread(a)
@@ -99,8 +104,8 @@ def test_gradients():
 
     def value(mean, var, prob, s):
         here = x._replace(mean=mean, var=var, prob=prob)
-        projection = mean_projection(t.kernel, s, here, SPACE)
-        return excess(t.kernel, s, here, weight, q, SPACE)[0] + projection.sum()
+        added, projection = surplus(t.kernel, s, here, weight, q)
+        return added + projection.sum()
 
     s = t.inducing.clone()
     # Levels of the inducing inputs are not moved: perturb the numbers only.
@@ -120,7 +125,7 @@ def test_float32_stays_close_on_ill_conditioned_inducing_inputs(lengthscale):
         scale.data.fill_(float(np.log(lengthscale)))
     t.inducing = torch.cat([t.x, t.x + 1e-4, t.x * 0.5])
     weight = torch.full((toys.L, 4), 3.0, dtype=torch.float64)
-    exact, _ = excess(t.kernel, t.inducing, x, weight, random_q(t), SPACE)
+    exact, _ = surplus(t.kernel, t.inducing, x, weight, random_q(t))
     single = toys.cast(t, torch.float32)
-    got, _ = excess(single.kernel, single.inducing, x, weight, random_q(t), SPACE)
+    got, _ = surplus(single.kernel, single.inducing, x, weight, random_q(t))
     torch.testing.assert_close(got, exact, rtol=1e-3, atol=1e-3)

@@ -17,7 +17,7 @@ def free_entries(batch: Batch, space: CovariateSpace) -> Tensor:
     """Which entries (N×Q) are unknowns of their own: gaps, a visit-constant one counted once per patient."""
     gaps = ~batch.x_mask
     if any(space.static):
-        static = torch.tensor(space.static, device=gaps.device)
+        static = space.on(gaps.device).static
         first = batch.owner == torch.arange(len(batch), device=gaps.device)
         gaps = gaps & (first[:, None] | ~static)
     return gaps
@@ -28,11 +28,11 @@ def kl(q: Belief, p: Belief, batch: Batch, space: CovariateSpace) -> Tensor:
     free = free_entries(batch, space)
     total = batch.x.new_zeros(())
     if space.continuous:
-        c = space.continuous
+        c = space.on(batch.x.device).continuous
         part = gaussian_kl(q.mean[:, c], q.var[:, c], p.mean[:, c], p.var[:, c])
         total = total + torch.where(free[:, c], part, 0.0).sum()
     if space.categorical:
-        c = space.categorical
+        c = space.on(batch.x.device).categorical
         log_q, log_p = q.log_prob[:, c], p.log_prob[:, c]
         # 0 · log 0 = 0; a level that p excludes but q does not makes the KL infinite, as it should.
         ratio = torch.where(log_q.isneginf(), 0.0, log_q) - torch.where(log_q.isneginf(), 0.0, log_p)
@@ -46,11 +46,11 @@ def negative_entropy(q: Belief, batch: Batch, space: CovariateSpace) -> Tensor:
     free = free_entries(batch, space)
     total = batch.x.new_zeros(())
     if space.continuous:
-        c = space.continuous
+        c = space.on(batch.x.device).continuous
         each = -0.5 * (q.var[:, c].log() + math.log(2.0 * math.pi * math.e))
         total = total + torch.where(free[:, c], each, 0.0).sum()
     if space.categorical:
-        c = space.categorical
+        c = space.on(batch.x.device).categorical
         log_q = q.log_prob[:, c]
         each = (log_q.exp() * torch.where(log_q.isneginf(), 0.0, log_q)).sum(-1)
         total = total + torch.where(free[:, c], each, 0.0).sum()
@@ -61,8 +61,7 @@ def share_static(values: Tensor, batch: Batch, space: CovariateSpace) -> Tensor:
     """Let each row take its patient's first row in the visit-constant columns; `values` is (…×N×Q)."""
     if not any(space.static):
         return values
-    static = torch.tensor(space.static, device=values.device)
-    return torch.where(static, values[..., batch.owner, :], values)
+    return torch.where(space.on(values.device).static, values[..., batch.owner, :], values)
 
 
 def draw(belief: Belief, batch: Batch, space: CovariateSpace, draws: int, generator: torch.Generator) -> Tensor:
@@ -96,12 +95,12 @@ def log_density(belief: Belief, x: Tensor, entries: Tensor, space: CovariateSpac
     """log of the belief at completed covariates x (draws×N×Q), summed over each row's chosen `entries`: draws×N."""
     total = x.new_zeros(x.shape[:2])
     if space.continuous:
-        c = space.continuous
+        c = space.on(x.device).continuous
         var = belief.var[:, c]
         each = -0.5 * ((x[..., c] - belief.mean[:, c]) ** 2 / var + var.log() + math.log(2.0 * math.pi))
         total = total + torch.where(entries[:, c], each, 0.0).sum(-1)
     if space.categorical:
-        c = space.categorical
+        c = space.on(x.device).categorical
         log_prob = belief.log_prob[:, c].expand(len(x), -1, -1, -1)
         each = log_prob.gather(-1, x[..., c].round().long()[..., None])[..., 0]
         total = total + torch.where(entries[:, c], each, 0.0).sum(-1)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lacova.covariates.law import Belief
 from lacova.covariates.space import CovariateSpace
-from lacova.linalg import log_det, solve_lower
+from lacova.linalg import inverse_lower, log_det, solve_lower
 
 # Rows × components × K² numbers that are held at a time.
 CHUNK = 2_000_000
@@ -83,9 +83,11 @@ class Mixture(nn.Module):
         return (self._log_levels(x, None) + self._log_normals(x) + self.log_weight).logsumexp(-1)
 
     def _log_normals(self, x: Tensor) -> Tensor:
-        gap = (x[..., None, self.space.continuous] - self.mean)[..., None]  # …×C×K×1
-        white = solve_lower(self.factor, gap)[..., 0]
-        size = white.shape[-1]
+        size = self.mean.shape[1]
+        # One small inverse per component serves all rows.
+        whitener = inverse_lower(self.factor)
+        gap = x[..., None, self.space.on(x.device).continuous] - self.mean  # …×C×K
+        white = torch.einsum("...ck,cjk->...cj", gap, whitener)
         return -0.5 * (white.square().sum(-1) + log_det(self.factor) + size * math.log(2.0 * math.pi))
 
     def _log_levels(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -93,10 +95,11 @@ class Mixture(nn.Module):
         columns = self.space.categorical
         if not columns:
             return x.new_zeros(*x.shape[:-1], len(self))
-        code = x[..., columns].round().long().clamp(0, self.space.max_levels - 1)
+        columns_at = self.space.on(x.device).categorical
+        code = x[..., columns_at].round().long().clamp(0, self.space.max_levels - 1)
         place = torch.arange(len(columns), device=x.device)
         each = self.log_level.permute(1, 2, 0)[place, code]  # …×J×C
-        return (each if mask is None else torch.where(mask[..., columns, None], each, 0.0)).sum(-2)
+        return (each if mask is None else torch.where(mask[..., columns_at, None], each, 0.0)).sum(-2)
 
     def condition(self, x: Tensor, mask: Tensor) -> Conditional:
         """The law of the missing entries of N rows given their observed ones.

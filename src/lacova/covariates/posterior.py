@@ -42,17 +42,33 @@ class AmortisedPosterior(nn.Module):
         self.continuous_start = continuous_start
         columns = len(space.names)
         prior_features = 2 * len(space.continuous) + sum(space.levels)
-        inputs = space.width + columns + prior_features + 2 * measurements
-        self.network = mlp([inputs, *hidden, columns * (2 + space.max_levels)])
+        inputs = space.width + columns + prior_features
+        self.inner = nn.Linear(inputs, hidden[0])
+        self.look = nn.Linear(2 * measurements, hidden[0], bias=False) if measurements else None
+        reach = (inputs + 2 * measurements) ** -0.5  # both start as the halves of one layer would
+        for layer in (self.inner, self.look):
+            for parameter in () if layer is None else layer.parameters():
+                nn.init.uniform_(parameter, -reach, reach)
+        self.network = mlp([*hidden, columns * (2 + space.max_levels)])
         self.register_buffer("base_mean", marginal.mean.clone())
         self.register_buffer("base_log_var", marginal.var.log())
 
-    def forward(self, batch: Batch) -> Belief:
+    def sight(self, batch: Batch) -> Tensor | None:
+        """What the first layer makes of y_o, which does not depend on x: to be shared between calls; None if unseen."""
+        if self.look is None:
+            return None
+        seen = batch.y_mask.to(batch.y.dtype)
+        sight: Tensor = self.look(torch.cat([batch.y * seen, seen], dim=1))
+        return sight
+
+    def forward(self, batch: Batch, sight: Tensor | None = None) -> Belief:
         prior = given(batch).belief
-        parts = [self.space.features(batch.x, batch.x_mask), *self._prior_features(prior)]
-        if self.sees_y:
-            parts += [batch.y * batch.y_mask, batch.y_mask.to(batch.y.dtype)]
-        out = self.network(torch.cat(parts, dim=1)).unflatten(1, (len(self.space.names), -1))
+        hidden = self.inner(
+            torch.cat([self.space.features(batch.x, batch.x_mask), *self._prior_features(prior)], dim=1)
+        )
+        sight = self.sight(batch) if sight is None else sight
+        out = self.network(torch.relu(hidden if sight is None else hidden + sight))
+        out = out.unflatten(1, (len(self.space.names), -1))
         out = self._pool_static(out, batch)
         if self.continuous_start == "given":
             start_mean, start_log_var = prior.mean, prior.var.log()
@@ -64,7 +80,7 @@ class AmortisedPosterior(nn.Module):
         return Belief(mean, var, torch.log_softmax(prior.log_prob + out[..., 2:], dim=-1))
 
     def _prior_features(self, prior: Belief) -> list[Tensor]:
-        c = self.space.continuous
+        c = self.space.on(prior.mean.device).continuous
         levels = [prior.log_prob[:, q, : self.space.levels[q]].exp() for q in self.space.categorical]
         return [prior.mean[:, c], prior.var[:, c].clamp_min(1e-6).log(), *levels]
 
@@ -76,4 +92,4 @@ class AmortisedPosterior(nn.Module):
         visits = out.new_zeros(batch.patients).index_add(0, batch.patient, seen)
         total = out.new_zeros(batch.patients, *out.shape[1:]).index_add(0, batch.patient, out * seen[:, None, None])
         pooled = (total / visits[:, None, None])[batch.patient]
-        return torch.where(torch.tensor(self.space.static, device=out.device)[:, None], pooled, out)
+        return torch.where(self.space.on(out.device).static[:, None], pooled, out)

@@ -154,11 +154,10 @@ class JointPrior(CovariatePrior):
 
     def kl(self, q: Belief, scenarios: Scenarios, batch: Batch) -> Tensor:
         """E_q[log q(x_u)] − E_q[log p(x_u, x_o)] + log p(x_o): the first analytic, the second over the scenarios."""
-        gaps = ~batch.x_mask.all(1)
-        line = gaps[scenarios.row]
-        density = self.mixture.log_density(scenarios.x[line].to(self.mixture.mean.dtype))
-        cross = (density.to(batch.x.dtype) * scenarios.row_weight[line]).sum()
-        return beliefs.negative_entropy(q, batch, self.space) - cross + given(batch).log_marginal[gaps].sum()
+        gaps = (~batch.x_mask.all(1)).to(batch.x.dtype)
+        density = self.mixture.log_density(scenarios.x.to(self.mixture.mean.dtype)).to(batch.x.dtype)
+        cross = (density * scenarios.row_weight * gaps[scenarios.row]).sum()
+        return beliefs.negative_entropy(q, batch, self.space) - cross + (given(batch).log_marginal * gaps).sum()
 
     def draw(self, batch: Batch, draws: int, generator: torch.Generator) -> Tensor:
         x = batch.x.to(self.mixture.mean.dtype)

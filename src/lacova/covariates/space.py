@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class Columns(NamedTuple):
+    """The layout as index tensors on a device, made once: building them anew would make the host wait."""
+
+    continuous: Tensor
+    categorical: Tensor
+    static: Tensor
+    level: Tensor
 
 
 @dataclass(frozen=True)
@@ -35,6 +45,10 @@ class CovariateSpace:
     def max_levels(self) -> int:
         return max((n for n in self.levels if n), default=1)
 
+    def on(self, device: torch.device) -> Columns:
+        """Continuous and categorical columns by index, which columns are static (Q,), and the level codes."""
+        return _columns(self, device)
+
     @property
     def width(self) -> int:
         """Number of value features: one per continuous column, one per level of a categorical one."""
@@ -42,13 +56,25 @@ class CovariateSpace:
 
     def values(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Covariates as network inputs (N×width): numbers, then one-hot levels; zero where `mask` is False."""
-        parts = [x[:, self.continuous] if mask is None else x[:, self.continuous] * mask[:, self.continuous]]
+        at = self.on(x.device)
+        number = x[:, at.continuous]
+        parts = [number if mask is None else number * mask[:, at.continuous]]
         for q in self.categorical:
-            level = torch.arange(self.levels[q], device=x.device)
-            hot = (x[:, q, None] == level).to(x.dtype)
+            hot = (x[:, q, None] == at.level[: self.levels[q]]).to(x.dtype)
             parts.append(hot if mask is None else hot * mask[:, q, None])
         return torch.cat(parts, dim=1)
 
     def features(self, x: Tensor, mask: Tensor) -> Tensor:
         """Covariates with gaps as network inputs (N×(width+Q)): values, then the mask."""
         return torch.cat([self.values(x, mask), mask.to(x.dtype)], dim=1)
+
+
+@lru_cache(maxsize=64)
+def _columns(space: CovariateSpace, device: torch.device) -> Columns:
+    def tensor(values: list[int] | tuple[bool, ...], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    return Columns(
+        tensor(space.continuous, torch.long), tensor(space.categorical, torch.long), tensor(space.static, torch.bool),
+        torch.arange(space.max_levels, device=device),
+    )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -10,24 +12,37 @@ from sklearn.cluster import kmeans_plusplus
 from torch import Tensor, nn
 
 from lacova.covariates.space import CovariateSpace
-from lacova.linalg import cholesky, log_det, solve_lower
+from lacova.linalg import cholesky, identity, inverse_lower, log_det
 
 
-class Whitened(NamedTuple):
+@dataclass(frozen=True)
+class Whitened:
     """q(v): the mean m (L×M) and the Cholesky factor of the precision H⁻¹ (L×M×M)."""
 
     mean: Tensor
     precision_factor: Tensor
 
+    @cached_property
+    def root(self) -> Tensor:
+        """R (L×M×M) with RᵀR = H: the inverse of the factor, which one step needs for many things."""
+        return inverse_lower(self.precision_factor)
+
+    def to(self, dtype: torch.dtype) -> Whitened:
+        """The same belief in another precision; its root is found before it is rounded."""
+        if dtype == self.mean.dtype:
+            return self
+        other = Whitened(self.mean.to(dtype), self.precision_factor.to(dtype))
+        other.__dict__["root"] = self.root.to(dtype)
+        return other
+
     def spread(self, a: Tensor) -> Tensor:
         """aᵀ H a for each column of a (L×M×n): L×n."""
-        return solve_lower(self.precision_factor, a).square().sum(-2)
+        return (self.root @ a).square().sum(-2)
 
     def kl(self) -> Tensor:
         """KL[N(m, H) ‖ N(0, I)], summed over latent dimensions."""
         size = self.mean.shape[-1]
-        eye = torch.eye(size, dtype=self.mean.dtype, device=self.mean.device).expand_as(self.precision_factor)
-        trace = solve_lower(self.precision_factor, eye).square().sum((-2, -1))
+        trace = self.root.square().sum((-2, -1))
         return 0.5 * (trace + self.mean.square().sum(-1) - size + log_det(self.precision_factor)).sum()
 
 
@@ -47,6 +62,7 @@ class InducingPoints(nn.Module):
     precision: Tensor
     shift: Tensor
     levels: Tensor
+    order: Tensor
 
     def __init__(
         self, inputs: Tensor, space: CovariateSpace, latent_dim: int, dtype: torch.dtype = torch.float64
@@ -54,7 +70,8 @@ class InducingPoints(nn.Module):
         super().__init__()
         count = len(inputs)
         inputs = inputs.to(dtype)
-        self._continuous, self._categorical = space.continuous, space.categorical
+        order = torch.tensor([*space.continuous, *space.categorical], dtype=torch.long).argsort()
+        self.register_buffer("order", order, persistent=False)
         self.locations = nn.Parameter(inputs[:, space.continuous].clone())
         self.register_buffer("levels", inputs[:, space.categorical].clone())
         self.register_buffer("precision", torch.eye(count, dtype=dtype).repeat(latent_dim, 1, 1))
@@ -63,15 +80,15 @@ class InducingPoints(nn.Module):
     @property
     def inputs(self) -> Tensor:
         """S (M×Q)."""
-        s = self.locations.new_zeros(len(self.locations), len(self._continuous) + len(self._categorical))
-        s[:, self._continuous] = self.locations
-        s[:, self._categorical] = self.levels
-        return s
+        return torch.cat([self.locations, self.levels], dim=1)[:, self.order]
 
     def belief(self) -> Whitened:
         """q(v)."""
         factor = cholesky(self.precision, jitter=0.0)
-        return Whitened(torch.cholesky_solve(self.shift[..., None], factor)[..., 0], factor)
+        root = inverse_lower(factor)
+        q = Whitened((root.mT @ (root @ self.shift[..., None]))[..., 0], factor)
+        q.__dict__["root"] = root  # of the cached property
+        return q
 
     @torch.no_grad()
     def natural_step(self, statistics: NaturalStatistics, rate: float) -> None:
@@ -79,7 +96,7 @@ class InducingPoints(nn.Module):
 
         The bounds are quadratic in v, so that ρ = 1 on the whole table lands on their optimum.
         """
-        eye = torch.eye(self.precision.shape[-1], dtype=self.precision.dtype, device=self.precision.device)
+        eye = identity(self.precision.shape[-1], self.precision.dtype, self.precision.device)
         self.precision.lerp_(eye + statistics.precision, rate)
         self.shift.lerp_(statistics.shift, rate)
 

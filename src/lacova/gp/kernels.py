@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from lacova.covariates.space import CovariateSpace
 from lacova.gp.factors import FactorKernel, build
@@ -51,22 +52,27 @@ class AdditiveKernel(nn.Module):
         )
 
     def forward(self, x1: Tensor, x2: Tensor, part: Sequence[int]) -> Tensor:
-        """Sum of the components in `part` between x1 (…×n₁×Q) and x2 (…×n₂×Q): L×…×n₁×n₂."""
-        used = {c for r in part for c in self._continuous[r] + self._categorical[r]}
-        gap = {c: x1[..., :, None, c] - x2[..., None, :, c] for c in used}
-        pairs = (*torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2]), x1.shape[-2], x2.shape[-2])
-        latent = (-1, *(1 for _ in pairs))
-        total = self.log_variance.new_zeros(self.log_variance.shape[1], *pairs)
+        """Sum of the components in `part` between x1 (…×n₁×Q) and x2 (…×n₂×Q), in their precision: L×…×n₁×n₂."""
+        wide = self.log_variance.dtype
+        simple = tuple(r for r in part if not self.factors(r))
+        total = self._products(x1, x2, simple)
         for r in part:
-            exponent = self.log_variance[r].view(latent)
-            for c, log_lengthscale in self.scales(r):
-                exponent = exponent - 0.5 * gap[c] ** 2 * torch.exp(-2.0 * log_lengthscale).view(latent)
-            value = exponent.exp()
-            for c in self._categorical[r]:
-                value = value * (gap[c] == 0)
-            for factor in self.factors(r):
-                value = value * factor(x1, x2)
-            total = total + value
+            if self.factors(r):
+                value = self._products(x1, x2, (r,))
+                for factor in self.factors(r):
+                    value = value * factor(x1.to(wide), x2.to(wide)).to(value.dtype)
+                total = total + value
+        return total
+
+    def _products(self, x1: Tensor, x2: Tensor, part: Sequence[int]) -> Tensor:
+        """The sum over components of their `gp` and `cat` factors."""
+        if not part:
+            pairs = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+            return x1.new_zeros(self.log_variance.shape[1], *pairs, x1.shape[-2], x2.shape[-2])
+        scales = torch.cat([self.log_lengthscale[r] for r in part]).to(x1.dtype)
+        layout = tuple((tuple(self._continuous[r]), tuple(self._categorical[r])) for r in part)
+        variances = torch.stack([self.log_variance[r] for r in part]).to(x1.dtype)
+        total: Tensor = _Products.apply(x1, x2, variances, scales, layout)  # type: ignore[no-untyped-call]
         return total
 
     def scales(self, r: int) -> list[tuple[int, Tensor]]:
@@ -84,11 +90,76 @@ class AdditiveKernel(nn.Module):
     def diagonal(self, x: Tensor, part: Sequence[int]) -> Tensor:
         """k(x, x) of the components in `part` at each row of x (…×n×Q): L×…×n."""
         latent = (-1, *(1 for _ in x.shape[:-1]))
-        total = self.log_variance[[r for r in part if not self.factors(r)]].exp().sum(0).view(latent)
+        total = x.new_zeros(self.log_variance.shape[1]).view(latent)
         for r in part:
-            if self.factors(r):
-                value = self.log_variance[r].exp().view(latent)
-                for factor in self.factors(r):
-                    value = value * factor.diagonal(x)
-                total = total + value
+            value = self.log_variance[r].exp().to(x.dtype).view(latent)
+            for factor in self.factors(r):
+                value = value * factor.diagonal(x.to(self.log_variance.dtype)).to(x.dtype)
+            total = total + value
         return total.expand(-1, *x.shape[:-1])
+
+
+Layout = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # of each component, its `gp` and its `cat` columns
+
+
+class _Products(torch.autograd.Function):
+    """Σ_r exp(log s²_r − ½ Σ_c (x_c − x'_c)²/ℓ²_rc) Π_c 1[x_c = x'_c], with its gradient in closed form.
+
+    Autograd alone would pass over the L×n₁×n₂ numbers of each component some twenty times; this does so seven times.
+    With E_r a component and G the gradient, all of it contracts G∘E_r: with ones, with squared gaps, with ℓ⁻².
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x1: Tensor, x2: Tensor, log_variance: Tensor, log_lengthscale: Tensor, layout: Layout
+    ) -> Tensor:
+        pairs = (*torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2]), x1.shape[-2], x2.shape[-2])
+        precision = torch.exp(-2.0 * log_lengthscale)
+        gap = {c: x1[..., :, None, c] - x2[..., None, :, c] for parts in layout for c in (*parts[0], *parts[1])}
+        values, k = [], 0
+        for r, (continuous, categorical) in enumerate(layout):
+            value = log_variance[r, :, None]
+            if continuous:
+                squares = torch.stack([gap[c].flatten() for c in continuous]).square_()
+                value = torch.addmm(value, precision[k : k + len(continuous)].mT, squares, alpha=-0.5)
+                k += len(continuous)
+            value = value.exp().expand(-1, math.prod(pairs))
+            for c in categorical:
+                value = value * (gap[c] == 0).flatten()
+            values.append(value)
+        ctx.save_for_backward(x1, x2, precision, *values)
+        ctx.layout = layout
+        total: Tensor = sum(values[1:], values[0])
+        return total.view(-1, *pairs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x1, x2, precision, *values = ctx.saved_tensors
+        moved = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        shape, gradient = gradient.shape[1:], gradient.reshape(len(gradient), -1)
+        to_variance: list[Tensor] = []
+        to_scale: list[Tensor] = []
+        to_gap: dict[int, Tensor] = {}
+        for (continuous, _), value in zip(ctx.layout, values, strict=True):
+            flat = gradient * value
+            to_variance.append(flat.sum(1))
+            if not continuous:
+                continue
+            inverse = precision[len(to_scale) : len(to_scale) + len(continuous)]  # C×L
+            gaps = torch.stack([(x1[..., :, None, c] - x2[..., None, :, c]).flatten() for c in continuous])
+            to_scale += (inverse * (gaps.square() @ flat.mT)).unbind()
+            if moved:
+                forces = (inverse @ flat).mul_(gaps)
+                for c, force in zip(continuous, forces, strict=True):
+                    to_gap[c] = to_gap[c] - force if c in to_gap else -force
+        grad1 = torch.zeros_like(x1) if ctx.needs_input_grad[0] else None
+        grad2 = torch.zeros_like(x2) if ctx.needs_input_grad[1] else None
+        for c, flat_force in to_gap.items():
+            force = flat_force.view(shape)
+            if grad1 is not None:
+                grad1[..., c] = force.sum(-1).sum_to_size(x1.shape[:-1])
+            if grad2 is not None:
+                grad2[..., c] = -force.sum(-2).sum_to_size(x2.shape[:-1])
+        scales = torch.stack(to_scale) if to_scale else torch.zeros_like(precision)
+        return grad1, grad2, torch.stack(to_variance), scales, None

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lacova.gp.bounds import Blocks, blocks, own_factor, project
+from lacova.batches import Blocks, blocks
+from lacova.gp.bounds import own_whitener, project
 from lacova.gp.inducing import NaturalStatistics, Whitened
 from lacova.gp.kernels import AdditiveKernel
 from lacova.linalg import cholesky, solve_lower
@@ -69,11 +70,10 @@ def row_encoder_spread(a: Tensor, noise: Tensor, var: Tensor, weight: Tensor) ->
 
 
 def patient_encoder_spread(
-    kernel: AdditiveKernel, a: Tensor, x: Tensor, group: Tensor, noise: Tensor, var: Tensor, weight: Tensor
+    kernel: AdditiveKernel, a: Tensor, x: Tensor, pad: Blocks, noise: Tensor, var: Tensor, weight: Tensor
 ) -> Tensor:
     """Σ_p E[a_p Σ̂_p⁻¹ W_p Σ̂_p⁻¹ a_pᵀ] (L×M×M)."""
-    pad = blocks(group)
-    inverse_factor, _ = own_factor(kernel, x[pad.places], pad, noise)
+    inverse_factor = own_whitener(kernel, x[pad.places], pad, noise)
     gain = inverse_factor.mT @ (inverse_factor @ pad.gather(a).permute(0, 2, 3, 1))  # Σ̂⁻¹aᵀ, L×V×n×M
     return torch.einsum("lvnm,lvnk->lmk", gain * (pad.gather(var) * weight[:, None])[..., None], gain)
 
@@ -93,7 +93,7 @@ def predict_blocks(
     if history is not None:
         past = blocks(history.group, len(pad.places))
         xh = history.x[past.places]
-        inverse_factor, _ = own_factor(kernel, xh, past, noise)
+        inverse_factor = own_whitener(kernel, xh, past, noise)
         reach = pad.filled[:, :, None] & past.filled[:, None, :]
         cross = torch.where(reach, kernel(xb, xh, kernel.own), 0.0)  # K^(R)_{*h}
         gain = cross @ inverse_factor.mT @ inverse_factor  # B = K^(R)_{*h} Σ̂⁻¹

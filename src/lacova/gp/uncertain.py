@@ -23,7 +23,7 @@ from lacova.covariates.law import Belief
 from lacova.covariates.space import CovariateSpace
 from lacova.gp.inducing import Whitened
 from lacova.gp.kernels import AdditiveKernel
-from lacova.linalg import cholesky, solve_lower
+from lacova.linalg import add_jitter, whitener
 
 # Numbers (L × M² × rows) that second moments hold at a time.
 CHUNK = 4_000_000
@@ -138,28 +138,31 @@ def _pair(kernel: AdditiveKernel, one: Inputs, two: Inputs, x: Inputs, r: int, r
 
 
 def excess(
-    kernel: AdditiveKernel, s: Tensor, x: Inputs, weight: Tensor, q: Whitened, space: CovariateSpace,
-    jitter: float | None = None,
+    kernel: AdditiveKernel, s: Tensor, x: Inputs, first: Tensor, weight: Tensor, q: Whitened, root: Tensor,
+    space: CovariateSpace,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """What the uncertainty of inputs adds to a bound evaluated at their mean projections, and to its A (L×M×M).
 
     ½ [mᵀTm − tr T + tr HT] with T = Σ_i w_i Cov[a_i]: rows are independent, so that only their own squares differ.
+
+    Args:
+        kernel, s: the kernel and the inducing inputs (M×Q).
+        x: the uncertain inputs.
+        first: E[k(S, x)] (L×M×n).
+        weight: w (L×n).
+        q: belief about v.
+        root: C⁻¹ (L×M×M), C Cᵀ = K_SS.
+        space: layout of X.
     """
-    first = expected_kernel(kernel, points(s, space), x, kernel.shared)  # L×M×n
-    outer = expected_outer(kernel, s, x, weight, space) - torch.einsum("lmn,lkn,ln->lmk", first, first, weight)
-    factor = cholesky(expected_kernel(kernel, points(s, space), points(s, space), kernel.shared), jitter)
-    spread = solve_lower(factor, solve_lower(factor, outer).mT)
+    outer = expected_outer(kernel, s, x, weight, space) - (first * weight[:, None]) @ first.mT
+    spread = root @ outer @ root.mT
     trace = spread.diagonal(dim1=-2, dim2=-1).sum(-1)
-    mean = q.mean.double()
-    inside = torch.cholesky_solve(spread, q.precision_factor.double()).diagonal(dim1=-2, dim2=-1).sum(-1)
-    value = torch.einsum("lm,lmk,lk->l", mean, spread, mean) - trace + inside
+    mean, inner = q.mean.double(), q.root.double()
+    inside = ((inner @ spread) * inner).sum((-2, -1))
+    value = ((spread @ mean[..., None])[..., 0] * mean).sum(-1) - trace + inside
     return 0.5 * value.sum(), spread.detach()
 
 
-def mean_projection(
-    kernel: AdditiveKernel, s: Tensor, x: Inputs, space: CovariateSpace, jitter: float | None = None
-) -> Tensor:
-    """E[a] (L×M×n)."""
-    anchor = points(s, space)
-    factor = cholesky(expected_kernel(kernel, anchor, anchor, kernel.shared), jitter)
-    return solve_lower(factor, expected_kernel(kernel, anchor, x, kernel.shared))
+def inducing_root(kernel: AdditiveKernel, s: Tensor, jitter: float | None = None) -> Tensor:
+    """C⁻¹ (L×M×M) in float64, C Cᵀ = K_SS of the shared components."""
+    return whitener(add_jitter(kernel(s.double(), s.double(), kernel.shared), jitter))

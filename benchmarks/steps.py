@@ -1,0 +1,227 @@
+"""The cost of a training step, as a ratio to a plain VAE step with the same networks in the same run.
+
+python benchmarks/steps.py [--device cpu] [--steps 60] [--only W1,W2] [--compile] [--out bench.json]
+
+W1  N=4000 images of 36×36, small convolutions, 4 covariates with 20% missing, L=32, M=60, 50 rows a batch.
+W2  200 patients of 20 visits, the same networks, L=32, M=120, 5 patients a batch (D̂⁴); "ragged" has 5 to 35 visits.
+conv, dense  the paper's networks, 200 rows a batch, L=8, M=60, exact expectations: for a GPU.
+fit  a whole fit of rotated digits, 300 epochs, the paper's convolutions.
+import  `import lacova` against `import torch, pandas, sklearn`.
+
+The plain VAE has the same encoder and decoder, a standard normal prior and no model of the covariates. Steps of both
+kinds alternate, so that a busy machine is busy for both; medians. On the CPU, processor time of one thread is counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+import lacova
+from lacova.capture import Captured, available
+from lacova.covariates.recall import hidden_share
+from lacova.datasets import mask_at_random, rotated_digits
+from lacova.networks import Decoder
+from lacova.options import FitOptions
+from lacova.rows import Lesson, TableRows
+from lacova.step import Step
+from lacova.table import Codec
+
+SMALL = lacova.Conv((36, 36), (16, 32), (32, 16), (300, 30), (30, 300))
+TARGETS = {"W1": 1.4, "W2": 1.7, "conv": 1.35, "dense": 4.0}
+
+
+def digits(rows: int) -> tuple[pd.DataFrame, lacova.Schema]:
+    complete, schema = rotated_digits(3, rows)
+    return mask_at_random(complete, list(schema.columns), 0.2, 1), schema
+
+
+def patients(counts: np.ndarray) -> tuple[pd.DataFrame, lacova.Schema]:
+    """Noise in the shape of the Health MNIST study: the cost of a step does not depend on what the pixels show."""
+    rng = np.random.default_rng(0)
+    patient, n = np.repeat(np.arange(len(counts)), counts), int(counts.sum())
+    age = np.concatenate([np.arange(c) for c in counts]).astype(float)
+    table = pd.DataFrame({"id": patient, "age": age, "onset": age - 9 + rng.normal(size=n)})
+    coins = ["sex", "disease", "location"]
+    for name in coins:
+        table[name] = rng.choice(["a", "b"], len(counts))[patient]
+    pixels = [f"p{k}" for k in range(36 * 36)]
+    table = pd.concat([table, pd.DataFrame(rng.normal(size=(n, len(pixels))), columns=pixels)], axis=1)
+    schema = lacova.Schema(
+        pixels, {"age": "continuous", "onset": "continuous", **dict.fromkeys(coins, "categorical")},
+        instance="id", time="age", static=tuple(coins),
+    )  # fmt: skip
+    return mask_at_random(table, ["onset", *pixels], 0.2, 1), schema
+
+
+class Pair:
+    """The two steps of a workload, each with parameters of its own."""
+
+    def __init__(
+        self, table: pd.DataFrame, schema: lacova.Schema, model: lacova.GPPriorVAE, batch: int, device: torch.device,
+        compiled: bool,
+    ) -> None:  # fmt: skip
+        codec = Codec.learn(schema, table, "none")
+        encoded = codec.encode(table)
+        torch.manual_seed(0)
+        self.vae = model._assemble(codec, encoded, 0).to(device)
+        options = FitOptions(batch_size=batch, recall=1.0, compile=compiled)
+        self.rows = TableRows(encoded, hidden_share(encoded), options, device)
+        self.rows.prepare(self.vae)
+        self.step = Step(self.vae, options, self.rows.units, self.rows.length, device)
+        self.decoder = Decoder(model.networks, model.latent_dim, 0, len(schema.measurements)).to(device)
+        parts = [*self.vae.encoder.parameters(), *self.decoder.parameters(), *self.vae.likelihood.parameters()]
+        self.plain_optimiser = torch.optim.AdamW(parts, lr=1e-3, fused=True, capturable=available(device))
+        self.noise = torch.Generator(device)
+        self.lessons, self.number = self._lessons(), 0
+        self.plain: Callable[[Lesson, float], Tensor] = self._plain
+        if available(device):
+            loss = torch.compile(self._loss) if compiled else self._loss
+            self.plain = Captured(lambda lesson, _: self._take(loss, lesson), self.noise, batch)
+
+    def _lessons(self) -> Iterator[Lesson]:
+        epoch = 0
+        while True:
+            yield from self.rows.epoch(self.vae, epoch)
+            epoch += 1
+
+    def _plain(self, lesson: Lesson, weight: float) -> Tensor:
+        return self._take(self._loss, lesson)
+
+    def _take(self, loss: Callable[[Lesson, Tensor], Tensor], lesson: Lesson) -> Tensor:
+        noise = torch.randn(len(lesson.shown), self.vae.latent_dim, generator=self.noise, device=lesson.shown.x.device)
+        value = loss(lesson, noise)
+        self.plain_optimiser.zero_grad(set_to_none=True)
+        value.backward()
+        self.plain_optimiser.step()
+        return value.detach()
+
+    def _loss(self, lesson: Lesson, noise: Tensor) -> Tensor:
+        batch = lesson.shown
+        mean, var = self.vae.encode(batch)
+        fit = self.vae.likelihood.log_prob(self.decoder(mean + var.sqrt() * noise), batch.y, batch.y_mask).sum()
+        return 0.5 * (var + mean**2 - 1.0 - var.log()).sum() - fit
+
+    def run(self, kind: str, lesson: Lesson) -> None:
+        if kind == "plain":
+            self.plain(lesson._replace(hidden=None), 1.0)
+        else:
+            self.step(lesson, self.number, 1.0)
+            self.number += 1
+
+
+def measure(pair: Pair, steps: int, device: torch.device) -> dict[str, float]:
+    """Milliseconds per step. On a GPU blocks of steps are timed, batches included, once everything is captured."""
+    block = 20 if device.type == "cuda" else 1
+    spent: dict[str, list[float]] = {"plain": [], "gp": []}
+    for _ in range(5):
+        lesson = next(pair.lessons)
+        for kind in spent:
+            pair.run(kind, lesson)
+    clock = time.perf_counter if device.type == "cuda" else time.process_time
+    for _ in range(max(1, steps // block)):
+        for kind, times in spent.items():
+            _synchronise(device)
+            start = clock()
+            for _ in range(block):
+                pair.run(kind, next(pair.lessons))
+            _synchronise(device)
+            times.append((clock() - start) / block)
+    plain, gp = (1000 * statistics.median(spent[kind]) for kind in ("plain", "gp"))
+    return {"plain_ms": plain, "gp_ms": gp, "ratio": gp / plain}
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def step_workloads(device: torch.device, compiled: bool) -> dict[str, Callable[[], Pair]]:
+    def pair(data: tuple[pd.DataFrame, lacova.Schema], batch: int, **settings: Any) -> Pair:
+        return Pair(*data, lacova.GPPriorVAE(data[1], scaling="none", **settings), batch, device, compiled)
+
+    small: dict[str, Any] = {"networks": SMALL, "latent_dim": 32}
+    paper: dict[str, Any] = {"latent_dim": 8, "inducing": 60, "expectation": "exact"}
+    ragged = np.random.default_rng(1).integers(5, 36, 200)
+    found = {
+        "W1": lambda: pair(digits(4000), 50, inducing=60, **small),
+        "W2": lambda: pair(patients(np.full(200, 20)), 5, inducing=120, **small),
+        "W2 ragged": lambda: pair(patients(ragged), 5, inducing=120, **small),
+    }
+    if device.type == "cuda":
+        found |= {
+            "conv": lambda: pair(digits(4000), 200, networks="rotated-digits", **paper),
+            "dense": lambda: pair(digits(4000), 200, networks="dense-digits", **paper),
+        }
+    return found
+
+
+def whole_fit(device: torch.device) -> dict[str, float]:
+    table, schema = digits(4400)
+    model = lacova.GPPriorVAE(schema, networks="rotated-digits", latent_dim=8, scaling="none")
+    start = time.perf_counter()
+    model.fit(
+        table[:4000], table[4000:], max_epochs=300, patience=300, batch_size=200, device=str(device), progress=False
+    )
+    _synchronise(device)
+    return {"seconds": time.perf_counter() - start}
+
+
+def imports() -> dict[str, float]:
+    def seconds(code: str) -> float:
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True)
+        return time.perf_counter() - start
+
+    seconds("import lacova, sklearn")  # files into the cache
+    pairs = [(seconds("import lacova"), seconds("import torch, pandas, sklearn")) for _ in range(5)]
+    ours, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
+    return {"lacova_s": ours, "others_s": theirs, "ratio": ours / theirs}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--only", default="", help="names, separated by commas")
+    parser.add_argument("--compile", action="store_true", help="compile the loss (CUDA)")
+    parser.add_argument("--out", help="file for the figures as JSON")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    torch.set_num_threads(1)
+    wanted = options.only.split(",") if options.only else None
+    found: dict[str, dict[str, float]] = {}
+
+    def report(name: str, figures: dict[str, float]) -> None:
+        found[name] = figures
+        target = f"  target {TARGETS[name]}" if name in TARGETS else ""
+        print(f"{name:10s} " + "  ".join(f"{k} {v:.4g}" for k, v in figures.items()) + target, flush=True)
+
+    for name, make in step_workloads(device, options.compile).items():
+        if wanted is None or name in wanted:
+            figures = measure(make(), options.steps, device)
+            figures["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            report(name, figures)
+    if (wanted is None and device.type == "cuda") or (wanted and "fit" in wanted):
+        report("fit", whole_fit(device))
+    if wanted is None or "import" in wanted:
+        report("import", imports())
+    if options.out:
+        with open(options.out, "w", encoding="utf-8") as file:
+            json.dump({"device": str(device), "torch": torch.__version__, "workloads": found}, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""A computation on batches recorded once as a CUDA graph and replayed: no launch costs, no waiting host.
+
+A graph has fixed shapes. Batches are copied into buffers of a common size, the rest of which holds rows, scenarios and
+pairs that count for nothing; a batch that does not fit makes larger buffers and records anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lacova.batches import Batch, Blocks
+from lacova.covariates.expectation import Plan
+from lacova.covariates.law import Belief, RowPrior
+from lacova.rows import Lesson
+
+log = logging.getLogger("lacova")
+ROOM = 1.15  # how much larger buffers are than the batch that asked for them, where batches differ
+WARM_UP = 3  # runs before recording, in which libraries set themselves up
+
+
+def available(device: torch.device) -> bool:
+    """Whether computations on this device can be captured."""
+    return device.type == "cuda"
+
+
+class Captured:
+    """`run(lesson, weight)` as a graph.
+
+    Args:
+        run: what to do with a batch; everything it reads beside its arguments must stay where it is in memory.
+        generator: the source of its noise.
+        units: most units of a batch.
+        undo: makes a copy of what `run` changes, and returns a function that puts it back: for the warm-up.
+    """
+
+    def __init__(
+        self, run: Callable[[Lesson, Tensor], Tensor], generator: torch.Generator, units: int,
+        undo: Callable[[], Callable[[], None]] | None = None,
+    ) -> None:  # fmt: skip
+        self.run, self.generator, self.units, self.undo = run, generator, units, undo
+        self._graphs: dict[tuple[bool, ...], _Graph] = {}
+
+    def __call__(self, lesson: Lesson, weight: float) -> Tensor:
+        """What `run` returns for this batch: a tensor that the next call overwrites."""
+        kind = (len(lesson.how.line) > 0, lesson.how.draws_levels, lesson.hidden is None, len(lesson.how.open) > 0)
+        graph, needed = self._graphs.get(kind), _sizes(lesson)
+        if graph is None or not _fits(needed, graph.sizes):
+            known = {name: 0 for name in needed} if graph is None else graph.sizes
+            varied = lesson.how.pad is not None or len(lesson.how.line) > 0  # else all batches but the last are alike
+            sizes = {name: max(known[name], _room(size, varied)) for name, size in needed.items()}
+            sizes["lines"], sizes["scenarios"] = sizes["lines"] + 1, sizes["scenarios"] + 1  # for the padding
+            seed, restore = self.generator.initial_seed(), None if self.undo is None else self.undo()
+            self._graphs[kind] = graph = _Graph(self.run, self.generator, padded(lesson, sizes, self.units), sizes)
+            if restore is not None:
+                restore()
+            self.generator.manual_seed(seed)
+            log.info("captured a step for %s", ", ".join(f"{size} {name}" for name, size in sizes.items() if size))
+        return graph.replay(padded(lesson, graph.sizes, self.units), weight)
+
+
+class _Graph:
+    def __init__(
+        self, run: Callable[[Lesson, Tensor], Tensor], generator: torch.Generator, lesson: Lesson, sizes: dict[str, int]
+    ) -> None:
+        self.sizes = sizes
+        self.weight = torch.ones((), device=lesson.shown.x.device)
+        self.lesson = _map(lesson, torch.clone)
+        self.inputs = list(_tensors(self.lesson))
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                run(self.lesson, self.weight)
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        self.graph.register_generator_state(generator)
+        with torch.cuda.graph(self.graph):
+            self.output = run(self.lesson, self.weight)
+
+    def replay(self, lesson: Lesson, weight: float) -> Tensor:
+        torch._foreach_copy_(self.inputs, list(_tensors(lesson)))
+        self.weight.fill_(weight)
+        self.graph.replay()
+        return self.output
+
+
+def padded(lesson: Lesson, sizes: dict[str, int], units: int) -> Lesson:
+    """The same batch in larger tensors, with one patient more, whose rows are not real."""
+    rows, hidden = sizes["rows"], lesson.hidden
+    return Lesson(
+        _pad_batch(lesson.shown, rows, units), _pad_plan(lesson.how, sizes, units),
+        None if hidden is None else _pad_batch(hidden, rows, units),
+    )  # fmt: skip
+
+
+def _room(size: int, varied: bool) -> int:
+    return math.ceil(size * ROOM) if varied else size
+
+
+def _sizes(lesson: Lesson) -> dict[str, int]:
+    how = lesson.how
+    visits = 0 if how.pad is None else how.pad.places.shape[1]
+    return {
+        "rows": len(lesson.shown), "lines": len(how.row), "scenarios": len(how.chance), "pairs": len(how.line),
+        "open": len(how.open), "visits": visits,
+    }  # fmt: skip
+
+
+def _fits(needed: dict[str, int], sizes: dict[str, int]) -> bool:
+    """With a line and a scenario to spare, for the padding to stand in."""
+    spare = {"lines": 1, "scenarios": 1}
+    return all(size + spare.get(name, 0) <= sizes[name] for name, size in needed.items())
+
+
+def _grow(values: Tensor, size: int, filler: float, dim: int = 0) -> Tensor:
+    more = size - values.shape[dim]
+    if more == 0:
+        return values
+    shape = [*values.shape]
+    shape[dim] = more
+    return torch.cat([values, values.new_full(shape, filler)], dim)
+
+
+def _pad_batch(batch: Batch, rows: int, units: int) -> Batch:
+    given = batch.given
+    if given is not None:
+        belief = given.belief
+        given = RowPrior(
+            Belief(_grow(belief.mean, rows, 0), _grow(belief.var, rows, 1), _grow(belief.log_prob, rows, 0)),
+            _grow(given.log_marginal, rows, 0),
+        )
+    scale = batch.scale
+    if not isinstance(scale, Tensor):
+        scale = torch.full((), scale, dtype=batch.x.dtype, device=batch.x.device)
+    return Batch(
+        _grow(batch.y, rows, 0), _grow(batch.y_mask, rows, False), _grow(batch.x, rows, 0),
+        _grow(batch.x_mask, rows, True), _grow(batch.patient, rows, units), scale, given, units + 1,
+        _grow(torch.ones(len(batch), device=batch.x.device, dtype=batch.x.dtype), rows, 0),
+    )  # fmt: skip
+
+
+def _pad_plan(how: Plan, sizes: dict[str, int], units: int) -> Plan:
+    lines, scenarios, pairs, rows = (sizes[name] for name in ("lines", "scenarios", "pairs", "rows"))
+    coupled = how.pad is not None
+    pad = how.pad
+    if pad is not None:
+        places, filled = (_grow(part, sizes["visits"], 0, 1) for part in pad)
+        pad = Blocks(_grow(places, scenarios, 0), _grow(filled, scenarios, False))
+    return replace(
+        how, row=_grow(how.row, lines, 0), scenario=_grow(how.scenario, lines, scenarios - 1),
+        sample=_grow(how.sample, lines, 0), first=_grow(how.first, lines, lines - 1),
+        unit=_grow(how.unit, scenarios, 0), draw=_grow(how.draw, scenarios, 0),
+        chance=_grow(how.chance, scenarios, 0),
+        line=_grow(how.line, pairs, lines - 1), entry_row=_grow(how.entry_row, pairs, 0),
+        entry_column=_grow(how.entry_column, pairs, 0), place=_grow(how.place, pairs, scenarios - 1),
+        code=_grow(how.code, pairs, 0), listed=_grow(how.listed, pairs, True), lots=_grow(how.lots, rows, False),
+        row_unit=_grow(how.row_unit, rows, units if coupled else rows - 1),
+        open=_grow(how.open, sizes["open"], 0), open_real=_grow(how.open_real, sizes["open"], 0),
+        pad=pad, units=units + 1 if coupled else rows,
+    )  # fmt: skip
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """All tensors of a lesson, in a fixed order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Batch | Plan | Belief | RowPrior):
+        for part in fields(value):
+            yield from _tensors(getattr(value, part.name))
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _tensors(part)
+
+
+def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A lesson with every tensor changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, Batch | Plan | Belief | RowPrior):
+        return replace(value, **{part.name: _map(getattr(value, part.name), change) for part in fields(value)})
+    if isinstance(value, tuple):
+        return type(value)(*(_map(part, change) for part in value))
+    return value

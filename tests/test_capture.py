@@ -1,0 +1,122 @@
+"""Batches in larger buffers count the same, and a captured step takes the same path as an eager one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import lacova
+from lacova.capture import _sizes, padded
+from lacova.covariates.expectation import Noise
+from lacova.covariates.recall import hidden_share
+from lacova.options import FitOptions
+from lacova.rows import TableRows
+from lacova.step import Step, estimate, values
+from lacova.table import Codec
+
+MODELS = {
+    "cvae": lambda s: lacova.CVAE(s, latent_dim=2),
+    "conditional": lambda s: lacova.CVAE(s, latent_dim=2, latent_prior="conditional"),
+    "rows": lambda s: lacova.GPPriorVAE(s, prior="gp(day) + gp(age):cat(sex)", latent_dim=2, inducing=5),
+    "rows, exact": lambda s: lacova.GPPriorVAE(
+        s, prior="gp(day) + gp(age):cat(sex)", latent_dim=2, inducing=5, expectation="exact"
+    ),
+    "patients": lambda s: lacova.GPPriorVAE(s, latent_dim=2, inducing=5),
+    "patients, exact": lambda s: lacova.GPPriorVAE(s, latent_dim=2, inducing=5, expectation="exact"),
+}
+
+
+def visits(seed: int = 0) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(1, 6, 12)
+    patient = np.repeat(np.arange(12), counts)
+    n = len(patient)
+    table = pd.DataFrame({
+        "id": patient, "day": rng.normal(size=n), "age": rng.normal(size=12)[patient],
+        "sex": rng.choice(["f", "m"], 12)[patient], "dose": rng.choice(["a", "b", "c"], n),
+        "alt": rng.normal(size=n), "ast": rng.normal(size=n),
+    })  # fmt: skip
+    gaps = rng.random((n, 6)) < 0.3
+    gaps[:, 1:3] = gaps[:12, 1:3][patient]
+    table.iloc[:, 1:] = table.iloc[:, 1:].mask(gaps)
+    return table
+
+
+SCHEMA = lacova.Schema(
+    ["alt", "ast"], {"day": "continuous", "age": "continuous", "sex": "categorical", "dose": "categorical"},
+    instance="id", time="day", static=("age", "sex"),
+)  # fmt: skip
+
+
+def lesson_of(make, cap, device="cpu"):
+    table = visits()
+    schema = SCHEMA if "patients" in make else replace(SCHEMA, instance=None, time=None, static=())
+    codec = Codec.learn(schema, table)
+    encoded = codec.encode(table, dtype=torch.float64)
+    torch.manual_seed(0)
+    vae = MODELS[make](schema)._assemble(codec, encoded, 0).double().to(device)
+    options = FitOptions(batch_size=7, recall=1.0, cap=cap, max_epochs=1)
+    rows = TableRows(encoded, hidden_share(encoded), options, torch.device(device))
+    rows.prepare(vae)
+    return vae, options, rows
+
+
+@pytest.mark.parametrize("cap", [1, None])
+@pytest.mark.parametrize("make", MODELS)
+def test_padding_counts_for_nothing(make, cap):
+    """Terms, natural statistics and gradients of a batch, and of the same batch in larger tensors."""
+    vae, _, rows = lesson_of(make, cap)
+    for lesson in rows.epoch(vae, 0):
+        sizes = {name: size + 3 for name, size in _sizes(lesson).items()}
+        if not len(lesson.how.line):
+            sizes["pairs"] = 0
+        if not len(lesson.how.open):
+            sizes["open"] = 0
+        large = padded(lesson, sizes, 7)
+        noise = vae.noise(large.shown, 1, torch.Generator().manual_seed(0))
+        n = len(lesson.shown)
+        small = Noise(noise.x[:, :n], noise.z[:, :n], noise.level[:, :n])
+        found = []
+        for batch, numbers in ((lesson, small), (large, noise)):
+            terms, asked = estimate(vae, batch, numbers)
+            vae.zero_grad()
+            (terms.elbo + asked).backward()
+            parts = [values(terms, asked), *(p.grad for p in vae.parameters() if p.grad is not None)]
+            found.append([*parts, *(terms.statistics or ())])
+        for one, two in zip(*found, strict=True):
+            torch.testing.assert_close(two, one, rtol=1e-9, atol=1e-9)
+
+
+def sizes_of(captured, lesson):
+    """The buffers that a batch went into."""
+    return next(
+        graph.sizes for kind, graph in captured._graphs.items()
+        if kind == (len(lesson.how.line) > 0, lesson.how.draws_levels, lesson.hidden is None, len(lesson.how.open) > 0)
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("cap", [1, None])
+@pytest.mark.parametrize("make", MODELS)
+def test_a_captured_step_takes_the_path_of_an_eager_one(make, cap):
+    """The same weights after two epochs, the eager step being given the batches in the same buffers."""
+    (one, options, rows), (two, _, _) = lesson_of(make, cap, "cuda"), lesson_of(make, cap, "cuda")
+    captured, eager = (
+        Step(vae, replace(options, capture=capture), rows.units, rows.length, rows.device)
+        for vae, capture in ((one, True), (two, False))
+    )
+    start = {name: value.clone() for name, value in one.state_dict().items()}
+    number = 0
+    for epoch in (0, 1):
+        for lesson in rows.epoch(one, epoch):
+            got = captured(lesson, number, 1.0).clone()
+            want = eager(padded(lesson, sizes_of(captured._run, lesson), 7), number, 1.0)
+            torch.testing.assert_close(got, want, rtol=1e-7, atol=1e-7)
+            number += 1
+    for name, value in one.state_dict().items():
+        torch.testing.assert_close(value, two.state_dict()[name], rtol=1e-6, atol=1e-7)
+    assert not torch.equal(one.decoder.network[0].weight, start["decoder.network.0.weight"])

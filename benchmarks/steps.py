@@ -35,8 +35,8 @@ from lacova.covariates.recall import hidden_share
 from lacova.datasets import mask_at_random, rotated_digits
 from lacova.networks import Decoder
 from lacova.options import FitOptions
-from lacova.rows import Lesson, TableRows
-from lacova.step import Step
+from lacova.rows import Lesson, TableRows, Ticket
+from lacova.step import COMPILE, Step
 from lacova.table import Codec
 
 SMALL = lacova.Conv((36, 36), (16, 32), (32, 16), (300, 30), (30, 300))
@@ -86,21 +86,22 @@ class Pair:
         self.plain_optimiser = torch.optim.AdamW(parts, lr=1e-3, fused=True, capturable=available(device))
         self.noise = torch.Generator(device)
         self.lessons, self.number = self._lessons(), 0
-        self.plain: Callable[[Lesson, float], Tensor] = self._plain
+        self.plain: Callable[[Lesson | Ticket, float], Tensor] = self._plain
         if available(device):
-            loss = torch.compile(self._loss) if compiled else self._loss
+            loss = torch.compile(self._loss, dynamic=False, options=COMPILE) if compiled else self._loss
             self.plain = Captured(lambda lesson, _: self._take(loss, lesson), self.noise, batch)
 
-    def _lessons(self) -> Iterator[Lesson]:
+    def _lessons(self) -> Iterator[Lesson | Ticket]:
         epoch = 0
         while True:
             yield from self.rows.epoch(self.vae, epoch)
             epoch += 1
 
-    def _plain(self, lesson: Lesson, weight: float) -> Tensor:
+    def _plain(self, lesson: Lesson | Ticket, weight: float) -> Tensor:
         return self._take(self._loss, lesson)
 
-    def _take(self, loss: Callable[[Lesson, Tensor], Tensor], lesson: Lesson) -> Tensor:
+    def _take(self, loss: Callable[[Lesson, Tensor], Tensor], ticket: Lesson | Ticket) -> Tensor:
+        lesson = ticket.lesson()
         noise = torch.randn(len(lesson.shown), self.vae.latent_dim, generator=self.noise, device=lesson.shown.x.device)
         value = loss(lesson, noise)
         self.plain_optimiser.zero_grad(set_to_none=True)
@@ -114,9 +115,9 @@ class Pair:
         fit = self.vae.likelihood.log_prob(self.decoder(mean + var.sqrt() * noise), batch.y, batch.y_mask).sum()
         return 0.5 * (var + mean**2 - 1.0 - var.log()).sum() - fit
 
-    def run(self, kind: str, lesson: Lesson) -> None:
+    def run(self, kind: str, lesson: Lesson | Ticket) -> None:
         if kind == "plain":
-            self.plain(lesson._replace(hidden=None), 1.0)
+            self.plain(lesson, 1.0)
         else:
             self.step(lesson, self.number, 1.0)
             self.number += 1

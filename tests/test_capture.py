@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import lacova
-from lacova.capture import _sizes, padded
+from lacova.capture import _kind, _sizes, padded
 from lacova.covariates.expectation import Noise
 from lacova.covariates.recall import hidden_share
 from lacova.options import FitOptions
@@ -91,14 +91,6 @@ def test_padding_counts_for_nothing(make, cap):
             torch.testing.assert_close(two, one, rtol=1e-9, atol=1e-9)
 
 
-def sizes_of(captured, lesson):
-    """The buffers that a batch went into."""
-    return next(
-        graph.sizes for kind, graph in captured._graphs.items()
-        if kind == (len(lesson.how.line) > 0, lesson.how.draws_levels, lesson.hidden is None, len(lesson.how.open) > 0)
-    )  # fmt: skip
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("cap", [1, None])
 @pytest.mark.parametrize("make", MODELS)
@@ -114,7 +106,7 @@ def test_a_captured_step_takes_the_path_of_an_eager_one(make, cap):
     for epoch in (0, 1):
         for lesson in rows.epoch(one, epoch):
             got = captured(lesson, number, 1.0).clone()
-            want = eager(padded(lesson, sizes_of(captured._run, lesson), 7), number, 1.0)
+            want = eager(padded(lesson, captured._run._graphs[_kind(lesson)].sizes, 7), number, 1.0)
             torch.testing.assert_close(got, want, rtol=1e-7, atol=1e-7)
             number += 1
     for name, value in one.state_dict().items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from lacova.batches import Batch, Blocks
 from lacova.covariates.expectation import Plan
 from lacova.covariates.law import Belief, RowPrior
-from lacova.rows import Lesson
+from lacova.rows import Lesson, Ticket, tensors
 
 log = logging.getLogger("lacova")
 ROOM = 1.15  # how much larger buffers are than the batch that asked for them, where batches differ
@@ -41,21 +41,19 @@ class Captured:
     """
 
     def __init__(
-        self, run: Callable[[Lesson, Tensor], Tensor], generator: torch.Generator, units: int,
+        self, run: Callable[[Lesson | Ticket, Tensor], Tensor], generator: torch.Generator, units: int,
         undo: Callable[[], Callable[[], None]] | None = None,
     ) -> None:  # fmt: skip
         self.run, self.generator, self.units, self.undo = run, generator, units, undo
         self._graphs: dict[tuple[bool, ...], _Graph] = {}
 
-    def __call__(self, lesson: Lesson, weight: float) -> Tensor:
+    def __call__(self, lesson: Lesson | Ticket, weight: float) -> Tensor:
         """What `run` returns for this batch: a tensor that the next call overwrites."""
-        kind = (len(lesson.how.line) > 0, lesson.how.draws_levels, lesson.hidden is None, len(lesson.how.open) > 0)
-        graph, needed = self._graphs.get(kind), _sizes(lesson)
+        kind, needed = _kind(lesson), _sizes(lesson)
+        graph = self._graphs.get(kind)
         if graph is None or not _fits(needed, graph.sizes):
             known = {name: 0 for name in needed} if graph is None else graph.sizes
-            varied = lesson.how.pad is not None or len(lesson.how.line) > 0  # else all batches but the last are alike
-            sizes = {name: max(known[name], _room(size, varied)) for name, size in needed.items()}
-            sizes["lines"], sizes["scenarios"] = sizes["lines"] + 1, sizes["scenarios"] + 1  # for the padding
+            sizes = {name: max(known[name], _room(size, name, lesson)) for name, size in needed.items()}
             seed, restore = self.generator.initial_seed(), None if self.undo is None else self.undo()
             self._graphs[kind] = graph = _Graph(self.run, self.generator, padded(lesson, sizes, self.units), sizes)
             if restore is not None:
@@ -67,12 +65,16 @@ class Captured:
 
 class _Graph:
     def __init__(
-        self, run: Callable[[Lesson, Tensor], Tensor], generator: torch.Generator, lesson: Lesson, sizes: dict[str, int]
+        self,
+        run: Callable[[Lesson | Ticket, Tensor], Tensor],
+        generator: torch.Generator,
+        lesson: Lesson | Ticket,
+        sizes: dict[str, int],
     ) -> None:
         self.sizes = sizes
-        self.weight = torch.ones((), device=lesson.shown.x.device)
+        self.weight = torch.ones((), device=next(tensors(lesson)).device)
         self.lesson = _map(lesson, torch.clone)
-        self.inputs = list(_tensors(self.lesson))
+        self.inputs = list(tensors(self.lesson))
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -84,27 +86,46 @@ class _Graph:
         with torch.cuda.graph(self.graph):
             self.output = run(self.lesson, self.weight)
 
-    def replay(self, lesson: Lesson, weight: float) -> Tensor:
-        torch._foreach_copy_(self.inputs, list(_tensors(lesson)))
+    def replay(self, lesson: Lesson | Ticket, weight: float) -> Tensor:
+        torch._foreach_copy_(self.inputs, list(tensors(lesson)))
         self.weight.fill_(weight)
         self.graph.replay()
         return self.output
 
 
-def padded(lesson: Lesson, sizes: dict[str, int], units: int) -> Lesson:
+def padded(lesson: Lesson | Ticket, sizes: dict[str, int], units: int) -> Lesson | Ticket:
     """The same batch in larger tensors, with one patient more, whose rows are not real."""
-    rows, hidden = sizes["rows"], lesson.hidden
+    rows = sizes["rows"]
+    if isinstance(lesson, Ticket):
+        return replace(
+            lesson, rows=_grow(lesson.rows, rows, 0), real=_grow(lesson.real, rows, False),
+            open=_grow(lesson.open, sizes["open"], 0), open_real=_grow(lesson.open_real, sizes["open"], 0),
+        )  # fmt: skip
+    hidden = lesson.hidden
     return Lesson(
         _pad_batch(lesson.shown, rows, units), _pad_plan(lesson.how, sizes, units),
         None if hidden is None else _pad_batch(hidden, rows, units),
     )  # fmt: skip
 
 
-def _room(size: int, varied: bool) -> int:
-    return math.ceil(size * ROOM) if varied else size
+def _kind(lesson: Lesson | Ticket) -> tuple[bool, ...]:
+    """What a graph cannot leave open."""
+    if isinstance(lesson, Ticket):
+        return (len(lesson.open) > 0,)
+    how = lesson.how
+    return len(how.line) > 0, how.draws_levels, lesson.hidden is None, len(how.open) > 0
 
 
-def _sizes(lesson: Lesson) -> dict[str, int]:
+def _room(size: int, name: str, lesson: Lesson | Ticket) -> int:
+    """Rows by reference come in equal batches, but for the last; of others there may be more another time."""
+    if isinstance(lesson, Ticket) and name == "rows":
+        return size
+    return math.ceil(size * ROOM) + (1 if name in ("lines", "scenarios") else 0)
+
+
+def _sizes(lesson: Lesson | Ticket) -> dict[str, int]:
+    if isinstance(lesson, Ticket):
+        return {"rows": len(lesson.rows), "open": len(lesson.open)}
     how = lesson.how
     visits = 0 if how.pad is None else how.pad.places.shape[1]
     return {
@@ -167,23 +188,11 @@ def _pad_plan(how: Plan, sizes: dict[str, int], units: int) -> Plan:
     )  # fmt: skip
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """All tensors of a lesson, in a fixed order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Batch | Plan | Belief | RowPrior):
-        for part in fields(value):
-            yield from _tensors(getattr(value, part.name))
-    elif isinstance(value, tuple):
-        for part in value:
-            yield from _tensors(part)
-
-
 def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """A lesson with every tensor changed."""
     if isinstance(value, Tensor):
         return change(value)
-    if isinstance(value, Batch | Plan | Belief | RowPrior):
+    if isinstance(value, Batch | Plan | Belief | RowPrior | Ticket):
         return replace(value, **{part.name: _map(getattr(value, part.name), change) for part in fields(value)})
     if isinstance(value, tuple):
         return type(value)(*(_map(part, change) for part in value))

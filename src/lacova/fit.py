@@ -113,11 +113,12 @@ def _absorb(vae: ConditionalVAE, train: Rows, options: FitOptions, epochs: int) 
     """Let the prior take in all training rows at the final weights, which the last step left unchecked."""
     noise = torch.Generator(train.device).manual_seed(options.seed)
     with _named_failure(epochs - 1), torch.no_grad():
-        first = next(train.in_order(vae, hide=False)).shown
+        first = next(train.in_order(vae, hide=False)).lesson().shown
         terms = elbo(vae, first, noise, options.samples, options.cap)
         _record(torch.stack([getattr(terms, name) for name in TERMS[:-1]] + [terms.elbo]), epochs - 1, options)
         vae.prior.absorb(
-            encode(vae, lesson.shown, noise, options.samples, options.cap) for lesson in train.in_order(vae, hide=False)
+            encode(vae, lesson.lesson().shown, noise, options.samples, options.cap)
+            for lesson in train.in_order(vae, hide=False)
         )
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lacova.batches import Batch, Batches
-from lacova.covariates.expectation import Plan
+from lacova.covariates.expectation import Plan, identity_plan
+from lacova.covariates.law import Belief, RowPrior
 from lacova.covariates.recall import hide
 from lacova.options import FitOptions
 from lacova.table import Table
@@ -24,6 +25,47 @@ class Lesson(NamedTuple):
     shown: Batch
     how: Plan
     hidden: Batch | None
+
+    def lesson(self) -> Lesson:
+        return self
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """A batch by reference: rows of a table on the device, to be gathered there, in a captured graph if need be.
+
+    For tables of rows without categorical covariates, whose scenarios are the rows themselves.
+
+    Attributes:
+        rows: which (N̂,).
+        real: False for those that only fill up a shape (N̂,).
+        scale: N/N̂, or 1.
+        open, open_real: as in `Plan`.
+        source: where the rows are.
+    """
+
+    rows: Tensor
+    real: Tensor
+    scale: Tensor
+    open: Tensor
+    open_real: Tensor
+    source: TableRows
+
+    def lesson(self) -> Lesson:
+        """The batch itself."""
+        shown, hidden, rows = self.source.shown.table, self.source.hidden_table, self.rows
+        real = self.real.to(shown.x.dtype)
+        number = torch.arange(len(rows), device=rows.device)
+        batch = Batch(
+            shown.y[rows], shown.y_mask[rows] & self.real[:, None], shown.x[rows],
+            shown.x_mask[rows] | ~self.real[:, None], number, self.scale,
+            None if shown.given is None else shown.given.take(rows), len(rows), real,
+        )  # fmt: skip
+        how = identity_plan(number, real, batch.x.shape[1], self.open, self.open_real)
+        if hidden is None:
+            return Lesson(batch, how, None)
+        given = None if hidden.given is None else hidden.given.take(rows)
+        return Lesson(batch, how, replace(batch, x_mask=hidden.x_mask[rows] | ~self.real[:, None], given=given))
 
 
 class Rows(ABC):
@@ -46,11 +88,11 @@ class Rows(ABC):
         """Ask the covariate prior about every row: before anything else, and again when the prior has changed."""
 
     @abstractmethod
-    def epoch(self, vae: ConditionalVAE, epoch: int, first: int = 0) -> Iterator[Lesson]:
+    def epoch(self, vae: ConditionalVAE, epoch: int, first: int = 0) -> Iterator[Lesson | Ticket]:
         """The batches of an epoch, numbered from 0, in random order; from the batch `first` on."""
 
     @abstractmethod
-    def in_order(self, vae: ConditionalVAE, *, hide: bool = True) -> Iterator[Lesson]:
+    def in_order(self, vae: ConditionalVAE, *, hide: bool = True) -> Iterator[Lesson | Ticket]:
         """Every row once, always in the same order and with the same entries hidden, if any; `scale` is 1."""
 
     @abstractmethod
@@ -66,44 +108,97 @@ class TableRows(Rows):
         self.length = len(table)
         self.shown = Batches(table, options.batch_size)
         self.units, self.steps = self.shown.units, len(self.shown)
-        self._hidden: tuple[int, Batches | None] = -1, None
+        self.hidden_table: Table | None = None
+        self._lesson_number = -1
+        self._by_reference = False
 
     def prepare(self, vae: ConditionalVAE) -> None:
-        self.shown = Batches(vae.prepare(self.host).to(self.device), self.options.batch_size)
-        self._hidden = -1, None
+        fresh = vae.prepare(self.host).to(self.device)
+        if self.shown.table.given is None:
+            self.shown = Batches(fresh, self.options.batch_size)
+        else:
+            _renew(self.shown.table, fresh)
+        self._lesson_number = -1
+        simple = self.host.patient is None and not vae.space.categorical and self.options.samples == 1
+        self._by_reference = simple and self.device.type == "cuda"
+        self._gaps = (~self.host.x_mask).any(1) if vae.prior.integrates else None
 
-    def hidden(self, vae: ConditionalVAE, lesson: int) -> Batches | None:
-        """The rows with other entries hidden in every lesson; the prior is asked about them again."""
-        if not self.options.recall:
-            return None
-        if self._hidden[0] != lesson:
-            generator = torch.Generator().manual_seed(1_000_003 * self.options.seed + lesson)
-            table = vae.prepare(hide(self.host, vae.space, self.share, generator))
-            given = None if table.given is None else table.given.to(self.device)
-            table = replace(self.shown.table, x_mask=table.x_mask.to(self.device), given=given)
-            self._hidden = lesson, Batches(table, self.options.batch_size)
-        return self._hidden[1]
+    def hide(self, vae: ConditionalVAE, lesson: int) -> None:
+        """Hide other entries in every lesson, and ask the prior about the rows again; in place from the second on."""
+        if not self.options.recall or self._lesson_number == lesson:
+            return
+        generator = torch.Generator().manual_seed(1_000_003 * self.options.seed + lesson)
+        table = vae.prepare(hide(self.host, vae.space, self.share, generator))
+        fresh = replace(
+            self.shown.table, x_mask=table.x_mask.to(self.device),
+            given=None if table.given is None else table.given.to(self.device),
+        )  # fmt: skip
+        if self.hidden_table is None:
+            self.hidden_table = fresh
+        else:
+            _renew(self.hidden_table, fresh)
+        self._lesson_number = lesson
 
-    def epoch(self, vae: ConditionalVAE, epoch: int, first: int = 0) -> Iterator[Lesson]:
-        hidden = self.hidden(vae, epoch)
+    def epoch(self, vae: ConditionalVAE, epoch: int, first: int = 0) -> Iterator[Lesson | Ticket]:
+        self.hide(vae, epoch)
         order = torch.Generator().manual_seed(1_000_003 * self.options.seed + epoch)
-        for step, units in enumerate(self.shown.shuffled(order)):
-            if step >= first:
-                yield self._lesson(vae, units, hidden)
+        yield from self._batches(vae, list(self.shown.shuffled(order))[first:], None, recall=bool(self.options.recall))
 
-    def in_order(self, vae: ConditionalVAE, *, hide: bool = True) -> Iterator[Lesson]:
-        hidden = self.hidden(vae, 0) if hide else None
-        for units in torch.arange(self.units).split(self.shown.size):
-            lesson = self._lesson(vae, units, hidden)
-            yield lesson._replace(shown=replace(lesson.shown, scale=1.0))
+    def in_order(self, vae: ConditionalVAE, *, hide: bool = True) -> Iterator[Lesson | Ticket]:
+        if hide:
+            self.hide(vae, 0)
+        units = torch.arange(self.units).split(self.shown.size)
+        yield from self._batches(vae, units, 1.0, recall=hide and bool(self.options.recall))
 
-    def _lesson(self, vae: ConditionalVAE, units: Tensor, hidden: Batches | None) -> Lesson:
-        rows, unit = self.shown.rows(units)
-        how = vae.plan(self.host.x_mask[rows], unit, self.options.samples, self.options.cap).to(self.device)
-        return Lesson(self.shown.batch(units), how, None if hidden is None else hidden.batch(units))
+    def _batches(
+        self, vae: ConditionalVAE, parts: Sequence[Tensor], scale: float | None, recall: bool
+    ) -> Iterator[Lesson | Ticket]:
+        if self._by_reference and recall == bool(self.options.recall):
+            yield from self._tickets(parts, scale)
+            return
+        hidden = Batches(self.hidden_table, self.shown.size) if recall and self.hidden_table is not None else None
+        for units in parts:
+            rows, unit = self.shown.rows(units)
+            how = vae.plan(self.host.x_mask[rows], unit, self.options.samples, self.options.cap).to(self.device)
+            shown = self.shown.batch(units)
+            yield Lesson(
+                shown if scale is None else replace(shown, scale=scale), how,
+                None if hidden is None else hidden.batch(units),
+            )  # fmt: skip
+
+    def _tickets(self, parts: Sequence[Tensor], scale: float | None) -> Iterator[Ticket]:
+        """All that the device must know of the batches goes there at once."""
+        rows = torch.cat(list(parts)).to(self.device).split([len(part) for part in parts])
+        still_open = [self._gaps[part].nonzero()[:, 0] if self._gaps is not None else part[:0] for part in parts]
+        opened = torch.cat(still_open).to(self.device).split([len(part) for part in still_open])
+        for part, these in zip(rows, opened, strict=True):
+            yield Ticket(
+                part, torch.ones(len(part), dtype=torch.bool, device=self.device),
+                torch.full((), self.units / len(part) if scale is None else scale, device=self.device),
+                these, torch.ones(len(these), dtype=torch.float64, device=self.device), self,
+            )  # fmt: skip
 
     def complete(self, vae: ConditionalVAE, noise: torch.Generator) -> Table:
         x = torch.empty_like(self.host.x)
         for rows, batch in self.shown.in_order():
             x[rows] = vae.draw_posterior(batch, noise).cpu()
         return replace(self.host, x=x, x_mask=torch.ones_like(self.host.x_mask))
+
+
+def _renew(old: Table, fresh: Table) -> None:
+    """What is new of a prepared table, in place: captured graphs read from where the first one lies."""
+    old.x_mask.copy_(fresh.x_mask)
+    for one, other in zip(tensors(old.given), tensors(fresh.given), strict=True):
+        one.copy_(other)
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """All tensors within dataclasses and tuples, in a fixed order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Batch | Plan | Belief | RowPrior | Ticket):
+        for part in fields(value):
+            yield from tensors(getattr(value, part.name))
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from tensors(part)

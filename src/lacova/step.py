@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,10 +14,11 @@ from lacova.covariates.recall import recall
 from lacova.objective import Terms, bound
 from lacova.options import FitOptions
 from lacova.priors import GPPrior
-from lacova.rows import Lesson, Rows
+from lacova.rows import Lesson, Rows, Ticket
 from lacova.vae import ConditionalVAE
 
 POSTERIOR_DECAY = 100.0
+COMPILE: dict[str, Any] = {"layout_optimization": False}  # or else strides differ from those that cuDNN returns
 TERMS = ("reconstruction", "kl_latent", "kl_inducing", "kl_covariates", "elbo", "recall")
 
 
@@ -35,12 +37,12 @@ class Step:
         self.noise = torch.Generator(device)
         capture = available(device) if options.capture is None else options.capture
         self.optimiser = _optimiser(vae, options, units, capturable=capture)
-        self._estimate = torch.compile(estimate, dynamic=False) if options.compile else estimate
-        self._run: Callable[[Lesson, float], Tensor] = self._take
+        self._estimate = torch.compile(estimate, dynamic=False, options=COMPILE) if options.compile else estimate
+        self._run: Callable[[Lesson | Ticket, float], Tensor] = self._take
         if capture:
             self._run = Captured(self._take, self.noise, min(units, options.batch_size), self._undo)
 
-    def __call__(self, lesson: Lesson, number: int, weight: float) -> Tensor:
+    def __call__(self, lesson: Lesson | Ticket, number: int, weight: float) -> Tensor:
         """Take one step and return its TERMS, detached, on the device.
 
         Args:
@@ -51,7 +53,8 @@ class Step:
         self.noise.manual_seed(1_000_003 * self.options.seed + number)
         return self._run(lesson, weight)
 
-    def _take(self, lesson: Lesson, weight: float | Tensor) -> Tensor:
+    def _take(self, ticket: Lesson | Ticket, weight: float | Tensor) -> Tensor:
+        lesson = ticket.lesson()
         noise = self.vae.noise(lesson.shown, self.options.samples, self.noise)
         terms, asked = self._estimate(self.vae, lesson, noise)
         loss = (weight - 1.0) * terms.kl_latent - terms.elbo - self.options.recall * asked
@@ -84,7 +87,7 @@ class Exam:
     def __init__(self, vae: ConditionalVAE, options: FitOptions, rows: Rows) -> None:
         self.vae, self.options, self.rows = vae, options, rows
         self.noise = torch.Generator(rows.device)
-        self._run: Callable[[Lesson, float], Tensor] = self._judge
+        self._run: Callable[[Lesson | Ticket, float], Tensor] = self._judge
         if available(rows.device) if options.capture is None else options.capture:
             self._run = Captured(self._judge, self.noise, min(rows.units, options.batch_size))
 
@@ -98,7 +101,8 @@ class Exam:
         bound, asked = (total / self.rows.length).tolist()
         return bound, asked
 
-    def _judge(self, lesson: Lesson, weight: float | Tensor) -> Tensor:
+    def _judge(self, ticket: Lesson | Ticket, weight: float | Tensor) -> Tensor:
+        lesson = ticket.lesson()
         noise = self.vae.noise(lesson.shown, self.options.samples, self.noise)
         terms, asked = estimate(self.vae, lesson, noise)
         return torch.stack([terms.data, asked])

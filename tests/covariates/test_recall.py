@@ -143,7 +143,8 @@ def test_in_training_the_prior_is_asked_again():
     t = model._codec.encode(train)
     rows = TableRows(t, hidden_share(t), model._options, torch.device("cpu"))
     rows.prepare(model._vae)
-    hidden = rows.hidden(model._vae, 0).table
+    rows.hide(model._vae, 0)
+    hidden = rows.hidden_table
     want = model._vae.covariate_prior.prepare(hidden).belief
     assert_close(hidden.given.belief.log_prob, want.log_prob)
     changed = t.x_mask.any(1) & (t.x_mask != hidden.x_mask).any(1)

@@ -238,6 +238,17 @@ def plan(
     )  # fmt: skip
 
 
+def identity_plan(number: Tensor, real: Tensor, columns: int, open_rows: Tensor, open_real: Tensor) -> Plan:
+    """One scenario per row, where nothing is to be enumerated; `number` is 0..N−1, `real` the weight of each row."""
+    none = number[:0]
+    return Plan(
+        row=number, scenario=number, sample=torch.zeros_like(number), first=number, unit=number,
+        draw=torch.zeros_like(number), chance=real, line=none, entry_row=none, entry_column=none, place=none, code=none,
+        listed=none.bool(), lots=torch.zeros(len(number), columns, dtype=torch.bool, device=number.device),
+        row_unit=number, pad=None, open=open_rows, open_real=open_real, units=len(number), draws_levels=False,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class _Missing:
     """The missing categorical entries of a batch, grouped by unit, with their places in the units' joint tables."""

@@ -14,11 +14,10 @@ import lacova
 import lacova.models
 import lacova.stream
 from lacova import CVAE, DataError, Dense, GPPriorVAE
-from lacova.capture import _tensors
 from lacova.cli import main
 from lacova.labels import Fingerprints
 from lacova.options import FitOptions
-from lacova.rows import TableRows
+from lacova.rows import TableRows, tensors
 from lacova.stream import StreamRows, ahead
 from tests.test_parquet import ROWS, SCHEMA, visits
 
@@ -70,7 +69,7 @@ def same(one, other):
     for a, b in zip(one, other, strict=True):
         assert (a.hidden is None) == (b.hidden is None)
         assert a.shown.scale == b.shown.scale
-        assert all(torch.equal(x, y) for x, y in zip(_tensors(a.how), _tensors(b.how), strict=True))
+        assert all(torch.equal(x, y) for x, y in zip(tensors(a.how), tensors(b.how), strict=True))
         for mine, theirs in ((a.shown, b.shown), (a.hidden, b.hidden)):
             if mine is not None:
                 assert all(torch.equal(x, y) for x, y in zip(parts(mine), parts(theirs), strict=True))

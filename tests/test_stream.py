@@ -89,7 +89,7 @@ def equal_weights(one, other):
 
 @pytest.mark.parametrize("schema", [SCHEMA, ROWS], ids=["patients", "rows"])
 def test_one_pool_gives_the_batches_of_the_table_in_memory(file, schema):
-    streamed, vae = begun(file, schema, "joint")
+    streamed, vae = begun(file, schema, "joint", buffer_rows=len(visits()))
     in_memory, _ = begun(pd.read_parquet(file), schema, "joint")
     assert isinstance(streamed, StreamRows)
     assert isinstance(in_memory, TableRows)

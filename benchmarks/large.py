@@ -151,29 +151,29 @@ def spawn(file: Path, way: str, options: argparse.Namespace, epochs: int = 0) ->
 
 
 def measure(options: argparse.Namespace) -> None:
-    results, folder = [], Path(options.folder or tempfile.mkdtemp())
-    for rows in sorted({*options.rows, *([options.compare] if options.compare else [])}):
-        file = folder / f"large-{rows}.parquet"
+    folder = Path(options.folder or tempfile.mkdtemp())
+    files = {rows: folder / f"large-{rows}.parquet" for rows in {*options.rows, options.compare} - {None}}
+    for rows, file in files.items():
         if not file.exists():
             begin = time.perf_counter()
             generate(file, rows // options.visits, options.visits, options.row_group, options.seed)
-            size = file.stat().st_size / 1e9
-            print(json.dumps({"generated": rows, "s": time.perf_counter() - begin, "gb": size}), flush=True)
-        if rows in options.rows:
-            runs = [spawn(file, "stream", options) for _ in range(options.repeats)]
-            results.append(min(runs, key=lambda r: r["step_cpu_ms"]))
-        if rows == options.compare:
-            ways = [spawn(file, way, options, epochs=options.epochs) for way in ("memory", "stream") * options.repeats]
-            for name in ("rows_per_s", "rows_per_cpu_s"):
-                best = {way: max(r[name] for r in ways if r["way"] == way) for way in ("memory", "stream")}
-                print(json.dumps({name: best, "streamed_over_in_memory": best["stream"] / best["memory"]}))
-        if not options.keep:
-            file.unlink()
-    head = ("rows", "patients", "first pass, s", "CPU ms per step", "ms per step", "resident, GB")
-    print("".join(f"{name:>17}" for name in head))
-    for r in results:
-        figures = (r["first_pass_s"], r["step_cpu_ms"], r["step_ms"], r["resident_gb"])
-        print(f"{r['rows']:17,}{r['patients']:17,}" + "".join(f"{value:17.2f}" for value in figures))
+            made = {"generated": rows, "s": time.perf_counter() - begin, "gb": file.stat().st_size / 1e9}
+            print(json.dumps(made), flush=True)
+    runs = [spawn(files[rows], "stream", options) for _ in range(options.repeats) for rows in options.rows]
+    ways = []
+    if options.compare:
+        both = ("memory", "stream") * options.repeats
+        ways = [spawn(files[options.compare], way, options, epochs=options.epochs) for way in both]
+    for file in () if options.keep else files.values():
+        file.unlink()
+    names = ("first_pass_s", "step_cpu_ms", "step_ms", "resident_gb")
+    print("".join(f"{name:>14}" for name in ("rows", "patients", *names)))
+    for rows, patients in sorted({(r["rows"], r["patients"]) for r in runs}):
+        best = [min(r[name] for r in runs if r["rows"] == rows) for name in names]
+        print(f"{rows:14,}{patients:14,}" + "".join(f"{value:14.2f}" for value in best))
+    for name in ("rows_per_s", "rows_per_cpu_s") if ways else ():
+        memory, stream = (max(r[name] for r in ways if r["way"] == way) for way in ("memory", "stream"))
+        print(f"{name}: {memory:.0f} in memory, {stream:.0f} streamed, {stream / memory:.2f} times as many")
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from lacova.models import Model
+    from lacova.schema import Schema
 
 app = typer.Typer(
     name="lacova", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
@@ -33,11 +34,19 @@ MODEL, SCHEMA, TRAINING = "model.lacova", "schema.toml", "training.csv"
 GO_ON = "The same command with --resume goes on."
 LEAST_UNITS = 20  # rows or instances below which none are held out
 
-Data = Annotated[Path, typer.Argument(help="a table: .csv, .csv.gz or .parquet", metavar="DATA", show_default=False)]
+STREAM_BYTES = 500_000_000  # of a Parquet file from which on it is not read whole
+
+Data = Annotated[
+    Path,
+    typer.Argument(
+        help="a table: .csv, .csv.gz or .parquet, or a folder of Parquet files", metavar="DATA", show_default=False
+    ),
+]
 Run = Annotated[Path, typer.Argument(help="the folder that `lacova fit` wrote", metavar="RUN", show_default=False)]
 Out = Annotated[Path | None, typer.Option("--out", help="file to write, CSV or Parquet by suffix; else CSV on stdout")]
 Seed = Annotated[int, typer.Option(help="of every random number")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, or any torch device")]
+Stream = Annotated[bool, typer.Option("--stream", help="read Parquet bit by bit; folders and large files always are")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress and no remarks on stderr")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON, for a program to read")]
 Draws = Annotated[int | None, typer.Option(help="draws of each row; without it, means and most probable levels")]
@@ -134,6 +143,7 @@ def fit(
         int, typer.Option(help="steps after which the file RUN.checkpoint is written anew; 0 for none", min=0)
     ] = 1000,
     resume: Annotated[bool, typer.Option("--resume", help="go on from RUN.checkpoint, if it is there")] = False,
+    stream: Stream = False,
     force: Annotated[bool, typer.Option("--force", help="replace a model that is there, start again")] = False,
     seed: Seed = 0,
     device: Device = "auto",
@@ -141,7 +151,9 @@ def fit(
     as_json: AsJson = False,
 ) -> None:
     """Learn a model from a table with gaps."""
-    from lacova.files import check_folder, read_table, write_table
+    import pandas as pd
+
+    from lacova.files import check_folder, write_table
     from lacova.interrupt import InterruptedWarning
     from lacova.models import CVAE, Covariates, GPPriorVAE
     from lacova.schema import DataError, Schema
@@ -154,12 +166,12 @@ def fit(
         raise ValueError(f"--covariates is {covariates!r}; expected one of {', '.join(get_args(Covariates))}.")
     if not schema.exists():
         raise DataError(f"there is no file {schema}; `lacova schema {data} --out {schema}` proposes one.")
-    roles, table = Schema.from_toml(schema), read_table(data)
-    held_out = None
+    roles = Schema.from_toml(schema)
+    table, held_out = _table(data, stream), None
     if validation is not None:
-        held_out = read_table(validation)
+        held_out = _table(validation, stream)
     else:
-        table, held_out = _split(table, roles.instance, validation_share, seed)
+        table, held_out = _split(table, roles, validation_share, seed)
     longitudinal = roles.instance is not None or roles.time is not None
     settings: dict[str, Any] = {"latent_dim": latent_dim, "covariates": covariates}
     learner: Model
@@ -169,7 +181,9 @@ def fit(
         learner = CVAE(roles, **settings)
     else:
         learner = GPPriorVAE(roles, prior=prior, **settings)
-    rows = f"{len(table)} rows" + ("" if held_out is None else f", {len(held_out)} more to stop early on")
+    rows = f"{len(table)} rows" if isinstance(table, pd.DataFrame) else str(data)
+    if isinstance(held_out, pd.DataFrame):
+        rows += f", {len(held_out)} more to stop early on"
     _say(f"Learning a {type(learner).__name__} from {rows}.", quiet)
     more: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
     if checkpoint_every:
@@ -215,14 +229,19 @@ def impute(
     draws: Draws = None,
     interval: Interval = None,
     probabilities: Annotated[bool, typer.Option("--probabilities", help="add the probability of each level")] = False,
+    stream: Stream = False,
     seed: Seed = 0,
     device: Device = "auto",
     quiet: Quiet = False,
 ) -> None:
     """Fill the gaps of a table, in measurements and covariates."""
-    model, table = _prepare(run, data, out, device)
-    filled = model.impute(table, draws, interval=interval, probabilities=probabilities, seed=seed)
-    _deliver(filled, out, quiet)
+    model, table = _prepare(run, data, out, device, stream)
+    settings: dict[str, Any] = {"interval": interval, "probabilities": probabilities, "seed": seed}
+    if isinstance(table, Path):
+        model.impute(table, draws, out=_needed(out), **settings)
+        _say(f"Written to {out}.", quiet)
+        return
+    _deliver(model.impute(table, draws, **settings), out, quiet)
     if out is not None:
         gaps = {name: int(table[name].isna().sum()) for name in model.schema.columns if name in table}
         filled_in = ", ".join(f"{name} {count}" for name, count in gaps.items() if count)
@@ -240,6 +259,7 @@ def predict(
     out: Out = None,
     draws: Draws = None,
     interval: Interval = None,
+    stream: Stream = False,
     seed: Seed = 0,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -249,14 +269,18 @@ def predict(
 
     from lacova.files import read_table
 
-    model, table = _prepare(run, x, out, device)
+    model, table = _prepare(run, x, out, device, stream)
     past = None if history is None else read_table(history)
-    if draws is None:
-        found = model.predict(table, past, interval=interval, seed=seed)
-    elif interval is not None:
-        raise ValueError("give --draws or --interval, not both: an interval is a summary of draws.")
-    else:
-        found = model.sample(table, past, draws=draws, seed=seed)
+    answer: Callable[..., Any] = functools.partial(model.predict, interval=interval)
+    if draws is not None:
+        if interval is not None:
+            raise ValueError("give --draws or --interval, not both: an interval is a summary of draws.")
+        answer = functools.partial(model.sample, draws=draws)
+    if isinstance(table, Path):
+        answer(table, past, seed=seed, out=_needed(out))
+        _say(f"Written to {out}.", quiet)
+        return
+    found: pd.DataFrame = answer(table, past, seed=seed)
     beside = table.drop(columns=[c for c in found.columns if c in table.columns])
     first = found.columns[:1].tolist() if draws is not None else []
     whole = pd.concat([found[first], beside.loc[found.index], found.drop(columns=first)], axis=1)
@@ -273,22 +297,24 @@ def score(
     run: Run,
     data: Data,
     draws: Annotated[int, typer.Option(help="draws of each row")] = 100,
+    stream: Stream = False,
     seed: Seed = 0,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Compare predictions from the covariates alone with the measurements that are there."""
-    model, table = _prepare(run, data, None, device)
+    model, table = _prepare(run, data, None, device, stream)
     by_column, whole = model.scores(table, draws=draws, seed=seed)
     if as_json:
         columns = {name: _finite(row.to_dict()) for name, row in by_column.iterrows()}
         _print_json({"overall": _finite(whole), "measurements": columns})
         return
-    by_column.insert(1, "sd", table[by_column.index].std())
+    note = "nll, rmse, crps: less is better."
+    if not isinstance(table, Path):
+        by_column.insert(1, "sd", table[by_column.index].std())
+        note = f"sd: of the measurements there are, which rmse is to be compared with; {note}"
     typer.echo(by_column.rename_axis(None).to_string(float_format=_short))
-    typer.echo(
-        "\nsd: of the measurements there are, which rmse is to be compared with; nll, rmse, crps: less is better."
-    )
+    typer.echo(f"\n{note}")
     typer.echo("over all measurements (nll per row; rmse and crps in units of each column's sd in training):")
     typer.echo("  ".join(f"{name} {value:.4g}" for name, value in whole.items()))
 
@@ -396,15 +422,24 @@ def _new_folder(out: Path) -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _split(
-    table: pd.DataFrame, instance: str | None, share: float, seed: int
-) -> tuple[pd.DataFrame, pd.DataFrame | None]:
-    """Training rows, and a random share of the rows or of the instances to stop early on, if there are enough."""
+def _split(table: Any, roles: Schema, share: float, seed: int) -> tuple[Any, Any]:
+    """Training rows, and a random share of the rows or of the instances to stop early on, if there are enough.
+
+    Of a stream, both are shares of it, by a random number of each row or instance.
+    """
     import numpy as np
     import pandas as pd
 
+    from lacova.parquet import Source, open_source
+
     if not 0.0 <= share < 1.0:
         raise ValueError(f"--validation-share is {share}; expected a share of at least 0 and below 1.")
+    if isinstance(table, Path):
+        source = open_source(table, roles.instance, roles.columns)
+        assert isinstance(source, Source)
+        enough = share * len(source) >= 10 * LEAST_UNITS
+        return (source.share(share, 1.0, seed), source.share(0.0, share, seed)) if enough else (source, None)
+    instance = roles.instance
     if instance in table:
         unit, names = pd.factorize(table[instance])
         count = len(names)
@@ -432,13 +467,31 @@ def _load(run: Path, device: str) -> Model:
     return load(file, device=device)
 
 
-def _prepare(run: Path, data: Path, out: Path | None, device: str) -> tuple[Model, pd.DataFrame]:
+def _prepare(run: Path, data: Path, out: Path | None, device: str, stream: bool) -> tuple[Model, pd.DataFrame | Path]:
     """Model and table, once it is known that the output can be written."""
-    from lacova.files import check_output, read_table
+    from lacova.files import check_output
 
     if out is not None:
         check_output(out)
-    return _load(run, device), read_table(data)
+    return _load(run, device), _table(data, stream)
+
+
+def _table(data: Path, stream: bool) -> pd.DataFrame | Path:
+    """A table, or its path where it is to be read bit by bit."""
+    from lacova.files import read_table
+
+    parquet = data.suffix.lower() == ".parquet" and data.exists()
+    if data.is_dir() or (parquet and (stream or data.stat().st_size >= STREAM_BYTES)):
+        return data
+    if stream and not parquet:
+        raise ValueError(f"--stream reads a Parquet file or a folder of them, but DATA is {data}.")
+    return read_table(data)
+
+
+def _needed(out: Path | None) -> Path:
+    if out is None:
+        raise ValueError("the answer to a stream goes to a file: give --out FILE.parquet.")
+    return out
 
 
 def _deliver(frame: pd.DataFrame, out: Path | None, quiet: bool) -> None:

@@ -30,11 +30,11 @@ def read_table(path: Path) -> pd.DataFrame:
     except UnicodeDecodeError:
         raise DataError(f"{path} is not text in UTF-8; save it as a CSV file in UTF-8, or as Parquet.") from None
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {_first_line(error)}.") from None
+        raise DataError(f"{path} cannot be read: {first_line(error)}.") from None
     except Exception as error:
         if kind != ".parquet":
             raise
-        raise DataError(f"{path} is no Parquet file: {_first_line(error)}.") from None
+        raise DataError(f"{path} is no Parquet file: {first_line(error)}.") from None
     if len(frame) == 0:
         raise DataError(f"{path} has a header but no rows.")
     return frame
@@ -83,7 +83,7 @@ def write_table(frame: pd.DataFrame, path: Path, index: bool = False) -> None:
             else:
                 frame.to_csv(temporary, index=index, compression="gzip" if kind == ".csv.gz" else None)
     except OSError as error:
-        raise DataError(f"{path} cannot be written: {_first_line(error)}.") from None
+        raise DataError(f"{path} cannot be written: {first_line(error)}.") from None
 
 
 def _kind(path: Path) -> str:
@@ -93,6 +93,6 @@ def _kind(path: Path) -> str:
     raise DataError(f"{path} ends in {path.suffix or 'nothing'!r}; expected one of {', '.join(SUFFIXES)}.")
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     text = getattr(error, "strerror", None) or str(error).strip().split("\n")[0]
     return (text or type(error).__name__).rstrip(".")

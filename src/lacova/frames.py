@@ -43,17 +43,24 @@ def summarise(parts: Iterable[Draws], rows: int, codec: Codec, interval: float |
 
 
 def completed(
-    frame: pd.DataFrame, codec: Codec, summary: Summary, x: Tensor, chances: Tensor | None = None
+    frame: pd.DataFrame,
+    codec: Codec,
+    summary: Summary,
+    x: Tensor,
+    chances: Tensor | None = None,
+    *,
+    every: bool = False,
 ) -> pd.DataFrame:
     """The frame with its gaps filled from the mean of y and from x.
 
-    Interval columns are added if there are any, and the `chances` (N×Q×levels) of each level where they are given.
+    Interval columns are added if there are any, and the `chances` (N×Q×levels) of each level where they are given: of
+    categorical covariates with gaps, or of every one.
     """
     done = codec.fill(frame, codec.decode_measurements(summary.mean), x)
     sides = {side: codec.fill(frame, codec.decode_measurements(y), xs) for side, (y, xs) in summary.ends.items()}
     numeric = [c for c in codec.schema.columns if c not in codec.levels and c != codec.schema.instance]
     ends: list[tuple[str, object]] = [(f"{c}_{side}", sides[side][c]) for c in numeric for side in sides]
-    return _with_columns(done, ends + ([] if chances is None else _chances(frame, codec, chances)))
+    return _with_columns(done, ends + ([] if chances is None else _chances(frame, codec, chances, every)))
 
 
 def completed_draws(
@@ -83,12 +90,13 @@ def predicted_draws(index: pd.Index[str], codec: Codec, parts: Iterable[Draws], 
     return _stack([pd.DataFrame(codec.decode_measurements(one), index=index, columns=names) for one in y])
 
 
-def _chances(frame: pd.DataFrame, codec: Codec, chances: Tensor) -> list[tuple[str, object]]:
-    """The probability of each level, for categorical covariates that have gaps in the frame."""
-    gaps = [(q, c) for q, c in enumerate(codec.schema.covariates) if c in codec.levels and frame[c].isna().any()]
+def _chances(frame: pd.DataFrame, codec: Codec, chances: Tensor, every: bool) -> list[tuple[str, object]]:
+    """The probability of each level, for categorical covariates that have gaps in the frame, or for every one."""
+    categories = [(q, c) for q, c in enumerate(codec.schema.covariates) if c in codec.levels]
+    shown = [(q, c) for q, c in categories if every or frame[c].isna().any()]
     return [
         (f"{c}_p_{level}", chances[:, q, k].double().numpy())
-        for q, c in gaps
+        for q, c in shown
         for k, level in enumerate(codec.levels[c])
     ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from lacova.vae import ConditionalVAE
 
 @torch.no_grad()
 def imputation_draws(
-    vae: ConditionalVAE, table: Table, draws: int, generator: torch.Generator, trained: Collection[Any] = (),
+    vae: ConditionalVAE, table: Table, draws: int, generator: torch.Generator, trained: Container[Any] = (),
     alone: bool = False,
 ) -> Iterator[Draws]:  # fmt: skip
     """Draws for every row: z from q(z | y_o, x_o), or from the predictive law where the row has no y."""

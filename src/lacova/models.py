@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Self, get_args, overload
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self, cast, get_args, overload
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
 from lacova.archive import StorageError, write
 from lacova.batches import Batches
 from lacova.checkpoint import Checkpoint
+from lacova.columns import Scaling, check_scaling
 from lacova.covariates.belief import best_guess, level_chances
 from lacova.covariates.fill import FILLS, Fill
 from lacova.covariates.longitudinal import LongitudinalPrior
@@ -35,26 +38,42 @@ from lacova.gp.inducing import InducingPoints, spread_rows
 from lacova.gp.kernels import AdditiveKernel
 from lacova.impute import imputation_draws
 from lacova.interrupt import InterruptedWarning
+from lacova.labels import Fingerprints
 from lacova.likelihoods import NOISE_FLOOR, GaussianLikelihood
 from lacova.networks import Conv, Dense, resolve
 from lacova.objective import elbo, log_likelihood
 from lacova.options import FitOptions
+from lacova.parquet import Layout, Source, is_stream, open_source, writing
 from lacova.predict import Draws, chunks, predictive_draws
 from lacova.priors import ConditionalNormal, GPPrior, LatentPrior, StandardNormal
-from lacova.rows import TableRows
+from lacova.rows import Rows, TableRows
 from lacova.schema import DataError, Schema
 from lacova.score import by_column, overall
 from lacova.snapshot import identity, take_apart
-from lacova.table import Codec, Scaling, Table, check_scaling
+from lacova.stream import StreamRows
+from lacova.survey import lay_out, survey
+from lacova.table import Codec, Table
 from lacova.vae import ConditionalVAE
 
 Covariates = Literal["joint", "factorised", "paper", "mean", "knn", "iterative", "zero", "oracle"]
 MEAN_DRAWS = 100
 INTERVAL_DRAWS = 400
+ANSWER_ROWS = 10_000  # of a stream that are answered at a time
 
 
 class NotFittedError(RuntimeError):
     """The model has not been fitted yet."""
+
+
+class _Start(NamedTuple):
+    """What a model is assembled from and trained on; `table` has all training rows, or a sample of a stream."""
+
+    codec: Codec
+    fill: Fill | None
+    table: Table
+    train: Rows
+    validation: Rows | None
+    trained: frozenset[Any] | Fingerprints
 
 
 class Model(ABC):
@@ -102,7 +121,7 @@ class Model(ABC):
         self._codec: Codec | None = None
         self._fill: Fill | None = None
         self._vae: ConditionalVAE | None = None
-        self._trained: frozenset[Any] = frozenset()
+        self._trained: frozenset[Any] | Fingerprints = frozenset()
         self._options = FitOptions()
         self.training: pd.DataFrame | None = None
         self.interrupted = False
@@ -127,7 +146,8 @@ class Model(ABC):
         True. See docs/interruption.md.
 
         Args:
-            train: the training rows: a pandas or polars DataFrame, or a pyarrow Table.
+            train: the training rows: a pandas or polars DataFrame, a pyarrow Table, or, for what does not fit memory,
+                the path of a Parquet file or of a folder of them, or a pyarrow Dataset; see docs/scaling.md.
             validation: rows to stop early on; the best weights are restored. Without them, all epochs are run.
             max_epochs: most passes over the rows.
             seed: the same seed gives the same model on the same CPU, bit for bit.
@@ -151,27 +171,52 @@ class Model(ABC):
         kept = None
         if checkpoint is not None:
             kept = Checkpoint(checkpoint, checkpoint_every, checkpoint_keep, identity(self))
-        frame, _ = to_pandas(train, self.schema.columns)
-        codec = Codec.learn(self.schema, frame, self.scaling)
-        table = codec.encode(frame)
-        fill = Fill.learn(self.covariates, codec, table) if self.covariates in FILLS else None
-        held_out = None if validation is None else codec.encode(to_pandas(validation, self.schema.columns)[0])
-        if fill is not None:
-            table, held_out = fill(table), None if held_out is None else fill(held_out)
+        start = self._begin(train, validation, settings, target)
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(seed)
-            vae = self._assemble(codec, table, seed)
+            vae = self._assemble(start.codec, start.table, seed)
         vae.to(target)
-        share = hidden_share(table)
-        exam = None if held_out is None else TableRows(held_out, share, settings, target)
-        outcome = fit(vae, TableRows(table, share, settings, target), exam, settings, kept)
-        self._codec, self._fill, self._vae, self._options = codec, fill, vae, settings
-        self._trained = frozenset(table.labels)
+        outcome = fit(vae, start.train, start.validation, settings, kept)
+        self._codec, self._fill, self._vae, self._options = start.codec, start.fill, vae, settings
+        self._trained = start.trained
         self.training = pd.DataFrame(outcome.records, columns=None if outcome.records else ["epoch"])
         self.interrupted = outcome.interrupted is not None
         if outcome.interrupted is not None:
             warnings.warn(outcome.interrupted, InterruptedWarning, stacklevel=2)
         return self
+
+    def _begin(self, train: Any, validation: Any, settings: FitOptions, device: torch.device) -> _Start:
+        """Read the rows, once if they do not fit memory, and learn of them what comes before the networks."""
+        columns, opened = self.schema.columns, self._opened(train)
+        found = survey(opened, self.schema, settings.seed) if isinstance(opened, Source) else None
+        frame = to_pandas(opened, columns)[0] if found is None else found.sample
+        codec = Codec.learn(self.schema, frame, self.scaling) if found is None else Codec.of(found.tally, self.scaling)
+        table = codec.encode(frame)
+        fill = Fill.learn(self.covariates, codec, table) if self.covariates in FILLS else None
+        table = table if fill is None else fill(table)
+        share = hidden_share(table)
+
+        def encode(data: Any) -> Table:
+            new = codec.encode(to_pandas(data, columns)[0])
+            return new if fill is None else fill(new)
+
+        def stream(source: Source, layout: Layout) -> Rows:
+            return StreamRows(source, layout, columns, encode, table, share, settings, device)
+
+        held_out, exam = self._opened(validation), None
+        if isinstance(held_out, Source):
+            exam = stream(held_out, lay_out(held_out, columns, encode))
+        elif held_out is not None:
+            exam = TableRows(encode(held_out), share, settings, device)
+        if found is None:
+            return _Start(codec, fill, table, TableRows(table, share, settings, device), exam, frozenset(table.labels))
+        trained = Fingerprints(found.layout.prints)
+        return _Start(codec, fill, table, stream(opened, found.layout), exam, trained)
+
+    def _opened(self, data: Any, measurements: bool = True) -> Any:
+        """What is behind a path or a dataset: a source to read bit by bit, or a table; a table is itself."""
+        columns = self.schema.columns if measurements else self._given
+        return open_source(data, self.schema.instance, columns) if is_stream(data) else data
 
     def _assemble(self, codec: Codec, table: Table, seed: int) -> ConditionalVAE:
         marginal = FactorisedPrior.learn(codec.space, table)
@@ -231,12 +276,12 @@ class Model(ABC):
 
     def impute(
         self, data: Frame, draws: int | None = None, *, interval: float | None = None, probabilities: bool = False,
-        seed: int = 0, alone: bool = False,
+        seed: int = 0, alone: bool = False, out: str | os.PathLike[str] | None = None,
     ) -> Frame:  # fmt: skip
         """Fill the gaps of a table; observed entries come back as they were.
 
         Args:
-            data: rows with gaps in Y and X.
+            data: rows with gaps in Y and X; or the path of a Parquet file or folder, or a pyarrow Dataset.
             draws: None for one table (mean of a number, most probable level of a category); n for n completed
                 tables one below the other, numbered in a column `draw`.
             interval: with `draws=None`, adds `<column>_lower` and `<column>_upper`, the central interval of each
@@ -246,10 +291,21 @@ class Model(ABC):
             seed: of the draws.
             alone: give every row, or patient, the same noise, so that its means do not depend on the rows beside it.
                 Slower, and wrong for `draws`, which must be independent between rows.
+            out: where the answer to a path or a dataset goes, as Parquet, written as it is made; see docs/scaling.md.
 
         Returns:
-            a table of the same library as `data`, its columns of the same types.
+            a table of the same library as `data`, its columns of the same types; of a path or dataset, the path `out`.
         """
+        if is_stream(data):
+            each = partial(self._impute, draws=draws, interval=interval, probabilities=probabilities, alone=alone)
+            return cast(Frame, self._write(data, out, seed, alone, partial(each, every=True), beside=False))
+        _no_out(out)
+        return self._impute(data, draws, interval, probabilities, seed, alone)
+
+    def _impute(
+        self, data: Frame, draws: int | None, interval: float | None, probabilities: bool, seed: int, alone: bool,
+        every: bool = False,
+    ) -> Frame:  # fmt: skip
         codec, vae = self._fitted()
         if draws is not None and (interval is not None or probabilities):
             word = "probabilities" if interval is None else "interval"
@@ -271,43 +327,85 @@ class Model(ABC):
             if chances is not None:
                 chances[rows] = level_chances(belief, batch).detach().cpu()
         summary = summarise(parts, len(table), codec, interval)
-        return origin.complete(completed(frame, codec, summary, guess, chances))
+        return origin.complete(completed(frame, codec, summary, guess, chances, every=every))
 
     def predict(
-        self, x: Frame, history: Any = None, *, draws: int = MEAN_DRAWS,
-        interval: float | None = None, seed: int = 0, alone: bool = False,
+        self, x: Frame, history: Any = None, *, draws: int = MEAN_DRAWS, interval: float | None = None,
+        seed: int = 0, alone: bool = False, out: str | os.PathLike[str] | None = None,
     ) -> Frame:  # fmt: skip
         """Predict Y for covariates with gaps; any measurements in `x` are not looked at.
 
         Args:
-            x: rows of covariates (and the instance column, if there is one).
+            x: rows of covariates (and the instance column, if there is one); or the path of a Parquet file or folder,
+                or a pyarrow Dataset.
             history: earlier visits of some of the patients in `x`, measurements included; for patients of the training
                 rows, those rows.
             draws: how many draws of x_u and z to average over.
             interval: adds `<column>_lower` and `<column>_upper`, a central interval such as 0.9.
             seed: of the draws.
             alone: give every row, or patient, the same noise, so that its answer does not depend on the rows beside it.
+            out: where the answer to a path or a dataset goes, as Parquet, with the columns of `x` beside it.
 
         Returns:
-            the predictive mean of every measurement, row by row as in `x`; with the index of `x`, if it is pandas.
+            the predictive mean of every measurement, row by row as in `x`; with the index of `x`, if it is pandas. Of a
+            path or dataset, the path `out`.
         """
         codec, _ = self._fitted()
         interval = _level(interval)
+        if is_stream(x):
+            each = partial(self.predict, history=_in_memory(history), draws=draws, interval=interval, alone=alone)
+            return cast(Frame, self._write(x, out, seed, alone, each, measurements=False))
+        _no_out(out)
         frame, origin = to_pandas(x, self._given)
         parts = self._predict_draws(frame, history, _count(draws), seed, alone)
         return origin.table(predicted(frame.index, codec, summarise(parts, len(frame), codec, interval)))
 
-    def sample(self, x: Frame, history: Any = None, *, draws: int = 20, seed: int = 0, alone: bool = False) -> Frame:
+    def sample(
+        self, x: Frame, history: Any = None, *, draws: int = 20, seed: int = 0, alone: bool = False,
+        out: str | os.PathLike[str] | None = None,
+    ) -> Frame:  # fmt: skip
         """Draw Y (noise included) for covariates with gaps: `draws` tables one below the other, numbered in `draw`.
 
         With `alone`, every row (or patient) gets the same noise: its draws do not depend on the rows beside it, but
-        draws of different rows are no longer independent.
+        draws of different rows are no longer independent. `x` and `out` are those of `predict`.
         """
         codec, _ = self._fitted()
         draws = _count(draws)
+        if is_stream(x):
+            each = partial(self.sample, history=_in_memory(history), draws=draws, alone=alone)
+            return cast(Frame, self._write(x, out, seed, alone, each, measurements=False))
+        _no_out(out)
         frame, origin = to_pandas(x, self._given)
         parts = self._predict_draws(frame, history, draws, seed, alone)
         return origin.table(predicted_draws(frame.index, codec, parts, draws))
+
+    def _write(
+        self, data: Any, out: str | os.PathLike[str] | None, seed: int, alone: bool, answer: Callable[..., pa.Table],
+        beside: bool = True, measurements: bool = True,
+    ) -> Path:  # fmt: skip
+        """Answer part by part of whole patients, each with its own noise unless `alone`, into a Parquet file.
+
+        Answers stand beside the columns of the data, unless they hold these; measurements may be needed there or not.
+        """
+        self._fitted()
+        if out is None:
+            raise ValueError("the answer to a path or a dataset goes to a file: give its name, out='answer.parquet'.")
+        opened = self._opened(data, measurements)
+        if isinstance(opened, pd.DataFrame):  # of a CSV file
+            opened = pa.Table.from_pandas(opened, preserve_index=False)
+        with writing(out) as sink:
+            for part, own in self._parts(opened, seed):
+                found = answer(part, seed=seed if alone else own)
+                sink.write(_beside(found, part) if beside else found)
+        return Path(out)
+
+    def _parts(self, data: Any, seed: int, columns: Sequence[str] | None = None) -> Iterator[tuple[Any, int]]:
+        """The parts of a source, or a table as it is, and a seed for each; the first has the seed itself."""
+        if not isinstance(data, Source):
+            yield data, seed
+            return
+        for k, part in enumerate(data.walk(columns, ANSWER_ROWS)):
+            yield part.table, seed + 1_000_003 * k
 
     @property
     def _given(self) -> list[str]:
@@ -335,16 +433,25 @@ class Model(ABC):
         marked = torch.arange(len(table)) < new
         return predictive_draws(vae, table, marked, draws, self._noise(seed), self._trained, alone)
 
-    def log_likelihood(self, data: Any, *, draws: int = MEAN_DRAWS, seed: int = 0) -> Any:
-        """Per row, log p(y_o | x_o) in the measurements' own units, by importance sampling with `draws` draws."""
+    def log_likelihood(
+        self, data: Any, *, draws: int = MEAN_DRAWS, seed: int = 0, out: str | os.PathLike[str] | None = None
+    ) -> Any:
+        """Per row, log p(y_o | x_o) in the measurements' own units, by importance sampling with `draws` draws.
+
+        Of a path or a dataset, a column `log_likelihood` beside the others in the Parquet file `out`.
+        """
         codec, vae = self._fitted()
+        if is_stream(data):
+            each = partial(self.log_likelihood, draws=draws)
+            return self._write(data, out, seed, False, lambda *a, **k: pa.table({"log_likelihood": each(*a, **k)}))
+        _no_out(out)
         frame, origin = to_pandas(data, self.schema.columns)
         table = self._encode(frame)
-        noise, out = self._noise(seed), torch.empty(len(table), dtype=torch.float64)
+        noise, found = self._noise(seed), torch.empty(len(table), dtype=torch.float64)
         for rows, batch in chunks(table, _count(draws), width=vae.prior.width):
             value = log_likelihood(vae, batch, draws, noise).double() + codec.log_jacobian(batch.y_mask)
-            out[rows] = value.cpu()
-        return origin.series(pd.Series(out.numpy(), index=frame.index, name="log_likelihood"))
+            found[rows] = value.cpu()
+        return origin.series(pd.Series(found.numpy(), index=frame.index, name="log_likelihood"))
 
     @overload
     def score(
@@ -360,7 +467,8 @@ class Model(ABC):
         """Predict the measurements from the covariates alone and compare with those that are there.
 
         Args:
-            data: rows with covariates and measurements, gaps allowed in both.
+            data: rows with covariates and measurements, gaps allowed in both; or the path of a Parquet file or folder,
+                or a pyarrow Dataset.
             columns: False for one figure per score over all measurements: `nll`, the sum per row in the measurements'
                 own units, and per observed entry `rmse` and `crps` (divided by the training scale of the column) and
                 `coverage50`, `coverage90`, `coverage95` of central intervals. True for a table with one row per
@@ -374,22 +482,31 @@ class Model(ABC):
     def scores(self, data: Any, *, draws: int = MEAN_DRAWS, seed: int = 0) -> tuple[pd.DataFrame, dict[str, float]]:
         """Both answers of `score`, by measurement and over all, from the same predictions."""
         codec, vae = self._fitted()
-        table = self._encode(data)
-        found = by_column(vae, codec, table, _count(draws), self._noise(seed))
-        return found, overall(found, codec.y_scale, len(table))
+        parts = (
+            (self._encode(part), self._noise(own))
+            for part, own in self._parts(self._opened(data), seed, self.schema.columns)
+        )
+        found, rows = by_column(vae, codec, parts, _count(draws))
+        return found, overall(found, codec.y_scale, rows)
 
     @torch.no_grad()
-    def embed(self, data: Frame) -> Frame:
-        """Mean and variance of q(z | y_o, x_o) of each row: columns `z1`, ..., then `z1_var`, ..."""
+    def embed(self, data: Frame, *, out: str | os.PathLike[str] | None = None) -> Frame:
+        """Mean and variance of q(z | y_o, x_o) of each row: columns `z1`, ..., then `z1_var`, ...
+
+        Of a path or a dataset, these columns beside the others in the Parquet file `out`.
+        """
         _, vae = self._fitted()
+        if is_stream(data):
+            return cast(Frame, self._write(data, out, 0, True, lambda part, seed: self.embed(part)))
+        _no_out(out)
         frame, origin = to_pandas(data, self.schema.columns)
         table = self._encode(frame)
-        out = torch.empty(len(table), 2 * self.latent_dim, dtype=torch.float64)
+        found = torch.empty(len(table), 2 * self.latent_dim, dtype=torch.float64)
         for rows, batch in chunks(table, 1):
-            out[rows] = torch.cat(vae.encode(batch), dim=1).double().cpu()
+            found[rows] = torch.cat(vae.encode(batch), dim=1).double().cpu()
         names = [f"z{k + 1}" for k in range(self.latent_dim)]
         columns = [*names, *(f"{name}_var" for name in names)]
-        return origin.table(pd.DataFrame(out.numpy(), index=frame.index, columns=columns))
+        return origin.table(pd.DataFrame(found.numpy(), index=frame.index, columns=columns))
 
     @torch.no_grad()
     def elbo(self, data: Any, *, samples: int = 1, seed: int = 0) -> dict[str, float]:
@@ -584,6 +701,27 @@ def _inducing_inputs(codec: Codec, table: Table, covariates: FactorisedPrior, se
 def _some(names: Iterable[str], most: int = 8) -> str:
     names = list(names)
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _beside(found: pa.Table, x: pa.Table) -> pa.Table:
+    """Answers behind the columns of x that they do not replace, draw by draw; the number of the draw comes first."""
+    first = [name for name in found.column_names[:1] if name == "draw"]
+    kept = [name for name in x.column_names if name not in found.column_names]
+    whole = pa.concat_tables([x.select(kept)] * (len(found) // len(x)))
+    for name in [name for name in found.column_names if name not in first]:
+        whole = whole.append_column(name, found[name])
+    return whole.add_column(0, "draw", found["draw"]) if first else whole
+
+
+def _no_out(out: object) -> None:
+    if out is not None:
+        raise ValueError("out is for the answer to a path or a dataset; the answer to a table comes back as a table.")
+
+
+def _in_memory(history: Any) -> Any:
+    if is_stream(history):
+        raise ValueError("history must be a table in memory, such as a DataFrame; a path or dataset can only be x.")
+    return history
 
 
 def _level(interval: float | None) -> float | None:

@@ -30,6 +30,7 @@ class FitOptions:
         samples: draws of continuous x_u and of z per row and step.
         cap: largest joint table of missing categories that is summed exactly; None for 64 states of a row, or 4 of a
             patient where the prior couples its rows. What does not fit is sampled.
+        buffer_rows: rows that are held and shuffled at a time when training from Parquet; see docs/scaling.md.
         seed: of every random number; the same seed gives the same model on the same CPU.
         capture: record training steps as a CUDA graph and replay it; None does so on a GPU.
         compile: let torch compile the loss on a GPU: worth it for long fits, for it takes a minute or more.
@@ -48,6 +49,7 @@ class FitOptions:
     prior_every: int | None = None
     samples: int = 1
     cap: int | None = None
+    buffer_rows: int = 50_000
     seed: int = 0
     capture: bool | None = None
     compile: bool = False
@@ -59,7 +61,9 @@ class FitOptions:
             for name in ("latent_epochs", "cap", "prior_every")
             if getattr(self, name) is not None
         }
-        needed = {name: getattr(self, name) for name in ("max_epochs", "batch_size", "patience", "samples")}
+        needed = {
+            name: getattr(self, name) for name in ("max_epochs", "batch_size", "patience", "samples", "buffer_rows")
+        }
         for name, value in (needed | optional).items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Container, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lacova.batches import Batch, Batches
+from lacova.labels import among
 from lacova.priors import History
 from lacova.table import Table
 from lacova.vae import ConditionalVAE
@@ -58,7 +59,7 @@ def predictive_draws(
     new: Tensor,
     draws: int,
     generator: torch.Generator,
-    trained: Collection[Any] = (),
+    trained: Container[Any] = (),
     alone: bool = False,
 ) -> Iterator[Draws]:
     """Draws of y for the rows marked `new` (N,), given the other rows of their patients as history.
@@ -72,7 +73,7 @@ def predictive_draws(
         trained: instance labels whose history is in the GP's posterior already.
         alone: give every row, or patient, the same noise whatever others the table holds.
     """
-    known = torch.tensor([label in trained for label in table.labels], dtype=torch.bool)
+    known = torch.as_tensor(among(table.labels, trained))
     for rows, batch in chunks(table, draws, generator if alone else None, vae.prior.width):
         concerned = torch.zeros(batch.patients, dtype=torch.bool)
         concerned[batch.patient.cpu()[new[rows]]] = True

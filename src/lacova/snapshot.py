@@ -20,6 +20,7 @@ from lacova.covariates.fill import FILLS, FITTED, Fill, width
 from lacova.covariates.mixture import Mixture
 from lacova.covariates.prior import FactorisedPrior
 from lacova.gp.inducing import InducingPoints
+from lacova.labels import Fingerprints
 from lacova.networks import Conv, Dense
 from lacova.options import FitOptions
 from lacova.schema import Schema
@@ -48,7 +49,7 @@ class Storable(Protocol):
     _codec: Codec | None
     _fill: Fill | None
     _vae: ConditionalVAE | None
-    _trained: frozenset[Any]
+    _trained: frozenset[Any] | Fingerprints
     _options: FitOptions
 
     def __init__(self, schema: Schema, **settings: Any) -> None: ...
@@ -64,6 +65,7 @@ def take_apart(model: Storable) -> tuple[dict[str, Any], dict[str, Tensor]]:
     codec, vae = model._fitted()
     schema, fill = codec.schema, model._fill
     training = pd.DataFrame() if model.training is None else model.training
+    known = () if isinstance(model._trained, Fingerprints) else model._trained
     document = {
         "model": type(model).__name__,
         "settings": _settings(model),
@@ -72,7 +74,7 @@ def take_apart(model: Storable) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "options": {k: pack(v, f"fit option {k}") for k, v in asdict(model._options).items()},
         "sizes": _sizes(vae),
         "training": pack(list(training.columns), "columns of training"),
-        "trained": pack(model._trained, f"labels of the instance column {schema.instance!r}"),
+        "trained": pack(known, f"labels of the instance column {schema.instance!r}"),
     }
     try:
         again = _unfitted(type(model), _schema(document), document)
@@ -82,6 +84,8 @@ def take_apart(model: Storable) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise StorageError("schema and settings cannot be written down: they would not come back as they are.")
     tensors = {f"vae.{name}": value for name, value in vae.state_dict().items()}
     tensors |= {f"codec.{name}": torch.as_tensor(getattr(codec, name), dtype=torch.float64) for name in SCALES}
+    if isinstance(model._trained, Fingerprints):
+        tensors["trained"] = torch.as_tensor(model._trained.sorted.view(np.int64))
     tensors["training"] = torch.tensor(training.to_numpy(dtype=float))
     if fill is not None:
         tensors |= {f"fill.{name}": value for name, value in fill.marginal.state_dict().items()}
@@ -104,6 +108,8 @@ def put_together(document: Mapping[str, Any], tensors: Mapping[str, Tensor], cla
     model._vae = _read_into(partial(model._blank, codec, sizes), parts)
     model._fill = _fill(model.covariates, codec, parts) if model.covariates in FILLS else None
     model._trained = frozenset(_labels(unpack(document["trained"])))
+    if "trained" in parts.left:  # of a stream, whose labels are not kept
+        model._trained = Fingerprints(parts.take("trained", torch.int64, None).numpy().view(np.uint64))
     columns = _labels(unpack(document["training"]))
     model.training = pd.DataFrame(
         parts.take("training", torch.float64, None, len(columns)).numpy(), columns=list(columns)

@@ -11,10 +11,11 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from lacova.columns import Floats
 from lacova.covariates.prior import FactorisedPrior
 from lacova.covariates.space import CovariateSpace
 from lacova.schema import DataError
-from lacova.table import Codec, Floats, Table
+from lacova.table import Codec, Table
 
 FILLS = ("mean", "knn", "iterative", "zero", "oracle")
 FITTED = ("knn", "iterative")

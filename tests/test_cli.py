@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import lacova
-from lacova.cli import main
+from lacova.cli import _short, main
 from lacova.files import read_table, write_table
 
 
@@ -118,8 +118,11 @@ def test_predictions_stand_beside_their_covariates(home, tmp_path, capsys):
 def test_scores_and_descriptions_for_people_and_programs(home, capsys):
     assert shell("score", home / "run", home / "data.csv") == 0
     text = capsys.readouterr().out
-    assert text.split("\n")[2].startswith("alt ")
-    assert "coverage90" in text
+    head, alt = text.split("\n")[:2]
+    assert head.split() == ["entries", "sd", "nll", "rmse", "crps", "coverage50", "coverage90", "coverage95"]
+    assert alt.split()[0] == "alt"
+    assert float(alt.split()[2]) == pytest.approx(visits()["alt"].std(), rel=1e-3)
+    assert all(len(number.strip("-0.").replace(".", "")) <= 4 for number in alt.split()[2:])
     assert shell("score", home / "run", home / "data.csv", "--json") == 0
     scores = json.loads(capsys.readouterr().out)
     assert set(scores) == {"overall", "measurements"}
@@ -130,6 +133,63 @@ def test_scores_and_descriptions_for_people_and_programs(home, capsys):
     assert "gp(day) + gp(day):cat(sex) + cat(id) + gp(day):cat(id)" in text
     assert shell("describe", home / "run", "--json") == 0
     assert json.loads(capsys.readouterr().out)["model"] == "GPPriorVAE"
+
+
+def test_long_numbers_are_shown_short():
+    assert [_short(value) for value in (1141.0752, 0.43681, 13862.5, -2e5)] == ["1141", "0.4368", "13862", "-200000"]
+    assert _short(float("nan")) == "nan"
+
+
+def test_a_forgotten_instance_is_remarked_upon(home, tmp_path, capsys):
+    words = ("schema", home / "data.csv", "--time", "day")
+    assert shell(*words) == 0
+    remark = "rows count as independent; if 'id' names the patient, add --instance id."
+    assert remark in capsys.readouterr().err
+    assert shell(*words, "--exclude", "id") == 0
+    assert shell(*words, "--quiet") == 0
+    assert shell(*words, "--instance", "id") == 0
+    write_table(visits().drop_duplicates("id"), tmp_path / "once.csv")
+    assert shell("schema", tmp_path / "once.csv") == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_what_was_filled_and_what_was_not_looked_at(home, tmp_path, capsys):
+    words = (home / "run", home / "data.csv", "--out", tmp_path / "a.csv")
+    assert shell("impute", *words) == 0
+    gaps = visits().isna().sum()
+    want = f"Gaps filled: day {gaps.day}, sex {gaps.sex}, alt {gaps.alt}, ast {gaps.ast}.\n"
+    assert capsys.readouterr().err.endswith(want)
+    assert shell("impute", home / "run", tmp_path / "a.csv", "--out", tmp_path / "b.csv") == 0
+    assert "Gaps filled: none, as there are none." in capsys.readouterr().err
+    assert shell("predict", *words) == 0
+    assert "(alt, ast) are predicted, not looked at; visits whose measurements should count go into --history" in (
+        capsys.readouterr().err
+    )
+    write_table(visits()[["id", "day", "sex"]], tmp_path / "x.csv")
+    assert shell("predict", home / "run", tmp_path / "x.csv", "--out", tmp_path / "y.csv") == 0
+    assert "looked at" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("schema", "data.csv", "--time", "days"), "'sex', 'alt', 'ast'. Did you mean 'day'?"),
+        (("schema", "data.csv", "--instance", "ID"), "Did you mean 'id'?"),
+        (("fit", "data.csv", "--schema", "t.toml", "--out", "new"), "no file t.toml; `lacova schema data.csv --out t"),
+        (("fit", "data.csv", "--schema", "typo.toml", "--out", "new"), "Did you mean 'alt'? Add them"),
+        (("impute", "data.csv", "run"), "data.csv is a table; first name the folder that `lacova fit"),
+        (("predict", "run", "x.csv", "--history", "other.csv"), "and their history together: static column"),
+        (("predict", "run", "x.csv", "--history", "x.csv"), "history: column(s) 'alt', 'ast' are in"),
+    ],
+)  # fmt: skip
+def test_natural_mistakes(home, tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(home)
+    text = (home / "s.toml").read_text(encoding="utf-8")
+    (home / "typo.toml").write_text(text.replace("alt = ", "allt = "), encoding="utf-8")
+    write_table(pd.DataFrame({"id": ["p01"], "day": [200.0], "sex": ["f"]}), home / "x.csv")
+    write_table(visits(missing=0).replace({"sex": {"f": "m"}}), home / "other.csv")
+    assert shell(*words) == 1
+    assert message in capsys.readouterr().err
 
 
 def predictions(run):
@@ -166,14 +226,27 @@ def test_models_and_validation_can_be_chosen(home, tmp_path, capsys):
     assert "expected a share" in capsys.readouterr().err
 
 
-def test_an_interrupted_fit_leaves_nothing(home, tmp_path, capsys, monkeypatch):
+def test_a_fit_interrupted_before_or_after_training(home, tmp_path, capsys, monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(lacova.GPPriorVAE, "save", interrupt)
-    assert shell("fit", home / "data.csv", "--schema", home / "s.toml", "--out", tmp_path / "a", *QUICK) == 130
+    words = ("fit", home / "data.csv", "--schema", home / "s.toml", "--out", tmp_path / "a", *QUICK)
+    with monkeypatch.context() as patch:
+        patch.setattr(lacova.GPPriorVAE, "_assemble", interrupt)
+        assert shell(*words) == 130
     assert "interrupted; nothing was written" in capsys.readouterr().err
     assert os.listdir(tmp_path) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(lacova.GPPriorVAE, "save", interrupt)
+        assert shell(*words, "--checkpoint-every", 0) == 130
+        assert "interrupted; nothing was written" in capsys.readouterr().err
+        assert os.listdir(tmp_path) == []
+        assert shell(*words) == 130
+    assert "no model was written. The same command with --resume goes on." in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["a.checkpoint"]  # training is not lost
+    assert shell(*words, "--resume") == 0
+    assert predictions(tmp_path / "a").equals(predictions(home / "run"))
+    assert os.listdir(tmp_path) == ["a"]
 
 
 def test_the_module_is_the_same_command(home):

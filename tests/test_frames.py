@@ -1,3 +1,5 @@
+import warnings
+
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -162,3 +164,18 @@ def test_levels_that_read_alike_are_refused():
     model = CVAE(Schema(["y"], {"c": "categorical"}), latent_dim=1, networks=SMALL).fit(frame, max_epochs=1)
     with pytest.raises(DataError, match=r"^there are column\(s\) c_p_1 already"):
         model.impute(frame, probabilities=True)
+
+
+def test_draws_of_a_wide_table_come_without_a_warning():
+    rng = np.random.default_rng(0)
+    names = [f"lab{k}" for k in range(120)]
+    table = pd.DataFrame(rng.normal(size=(30, 120)), columns=names, index=pd.Index(range(7, 37)))
+    table = table.mask(rng.random(table.shape) < 0.1).assign(age=rng.normal(size=30))
+    model = CVAE(Schema(names, {"age": "continuous"}), latent_dim=1).fit(table, max_epochs=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        drawn = model.impute(table, draws=3)
+    assert list(drawn.columns) == ["draw", *names, "age"]
+    assert drawn["draw"].tolist() == [0] * 30 + [1] * 30 + [2] * 30
+    assert drawn.index.tolist() == [*range(7, 37)] * 3
+    assert drawn.notna().all().all()

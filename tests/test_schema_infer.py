@@ -9,6 +9,7 @@ import pytest
 from lacova import DataError, Schema, SchemaError
 
 PATIENTS, VISITS = 30, 4
+HALVES = "3 distinct numbers; if they are codes, make it categorical"
 ROWS = PATIENTS * VISITS
 WHO = np.repeat(np.arange(PATIENTS), VISITS)
 
@@ -46,7 +47,7 @@ PER_PATIENT = {  # kind, integer, reason
     ),
     "whole numbers": (RNG.integers(40, 80, PATIENTS), "continuous", True, "whole numbers"),
     "numbers": (RNG.normal(size=PATIENTS), "continuous", False, "numbers"),
-    "halves": (np.arange(PATIENTS) % 3 / 2, "continuous", False, "numbers"),
+    "halves": (np.arange(PATIENTS) % 3 / 2, "continuous", False, HALVES),
     "truth": (np.arange(PATIENTS) % 2 == 0, "categorical", False, "true or false"),
 }
 PER_VISIT = {
@@ -90,7 +91,7 @@ LEFT_OUT = {
     "empty objects": (np.full(ROWS, None), "empty"),
     "constant": (holed(np.ones(ROWS)), "always the same"),
     "constant text": (["a"] * ROWS, "always the same"),
-    "rows": (np.arange(100, 100 + ROWS), "numbers the rows one by one; if it is the time, pass it as time="),
+    "rows": (np.arange(100, 100 + ROWS), "numbers the rows one by one; if it is the time, make it the time column"),
     "comments": ([f"note {k}" for k in range(ROWS)], "text with 120 levels, more than 50"),
     "names": ([f"name {k}" for k in range(PATIENTS)], "text that is hardly ever repeated"),
     "many levels": ([f"site {k % 60}" for k in range(ROWS)], "text with 60 levels, more than 50"),
@@ -138,7 +139,7 @@ def test_columns_that_are_left_out(column, reason):
 def test_names_of_identifiers(name, column):
     schema, note = inferred(column, name)
     assert name not in schema.covariates
-    assert note.reason == "named like an identifier; if it names the patient, pass it as instance="
+    assert note.reason == "named like an identifier; if it names the patient, make it the instance"
 
 
 @pytest.mark.parametrize("name", ["covid", "lipid", "acid", "width", "idle", "paid"])
@@ -343,3 +344,16 @@ def test_values_with_strange_names_do_not_break_the_lines():
     schema = inferred(pd.Series([Odd() for _ in range(ROWS)]))[0]
     assert len(str(schema).splitlines()) == 5
     assert Schema.from_toml(schema.to_toml()) == schema
+
+
+def test_few_distinct_fractions_might_be_codes():
+    """Oedema as 0, 0.5 and 1: numbers, but a person should look."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(
+        {"edema": rng.choice([0.0, 0.5, 1.0], 60), "dose": rng.normal(size=60), "y": rng.normal(size=60)}
+    )
+    schema = Schema.infer(table, measurements=["y"])
+    reasons = {note.column: note.reason for note in schema.notes}
+    assert schema.covariates["edema"] == "continuous"
+    assert reasons["edema"] == HALVES
+    assert reasons["dose"] == "numbers"

@@ -97,3 +97,18 @@ def test_embedding_is_the_encoders():
     mean, var = model._vae.encoder(table.y, table.y_mask, model._codec.space.features(table.x, table.x_mask))
     assert np.allclose(z, torch.cat([mean, var], 1).detach().numpy(), atol=1e-6)
     assert (z["z1_var"] > 0).all()
+
+
+def test_a_small_table_is_scored_in_little_memory():
+    """What a GP prior holds per row and draw is far more than what is decoded; it has to count."""
+    rng = np.random.default_rng(0)
+    patient = np.repeat(np.arange(50), 4)
+    frame = pd.DataFrame({"id": patient, "day": rng.uniform(0, 9, 200), "a": rng.normal(0, 1, 200)})
+    model = lacova.GPPriorVAE(lacova.Schema(["a"], {}, "id", "day"), latent_dim=4, inducing=40)
+    model.fit(frame, max_epochs=1)
+    sizes = []
+    sample = model._vae.prior.sample
+    model._vae.prior.sample = lambda x, *rest: sizes.append(len(x)) or sample(x, *rest)
+    model.score(frame, draws=500)
+    assert sum(sizes) == 500 * 200
+    assert max(sizes) * 4 * 40 <= lacova.predict.CHUNK

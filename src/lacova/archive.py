@@ -78,6 +78,16 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor
         raise StorageError(f"{name} is damaged: its tensors cannot be read.") from error
 
 
+def digest(tensors: Mapping[str, Tensor | None]) -> str:
+    """SHA-256 of tensors, with their names, types and shapes."""
+    found = hashlib.sha256()
+    for name, value in tensors.items():
+        found.update(f"{name}:{None if value is None else (value.dtype, *value.shape)};".encode())
+        if value is not None:
+            found.update(value.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
 def _document(start: bytes, length: int, name: str) -> dict[str, Any]:
     """The document in a header, once it is known to be of this version."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +16,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Until then what was at `path` stays as it is. Raises OSError where the folder or the disk will not have it.
     """
-    handle, name = tempfile.mkstemp(prefix=".lacova-", dir=path.parent)
+    handle, name = tempfile.mkstemp(prefix=_prefix(path), dir=path.parent)
     os.close(handle)
     temporary = Path(name)
     try:
@@ -32,6 +33,19 @@ def replacing(path: Path) -> Iterator[Path]:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def sweep(path: Path) -> None:
+    """Remove the temporary files that processes which were killed while they wrote `path` have left beside it."""
+    left = re.compile(re.escape(_prefix(path)) + r"\w{8}")
+    for file in path.parent.iterdir():
+        if left.fullmatch(file.name):
+            with suppress(OSError):
+                file.unlink()
+
+
+def _prefix(path: Path) -> str:
+    return f".lacova-{path.name[:40]}-"  # file names have at most 255 bytes
 
 
 def _umask() -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -75,20 +75,28 @@ class _Graph:
         self.weight = torch.ones((), device=next(tensors(lesson)).device)
         self.lesson = _map(lesson, torch.clone)
         self.inputs = list(tensors(self.lesson))
+        self._given: Sequence[Tensor | None] = [None] * len(self.inputs)
+        self._weight = 1.0
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARM_UP):
-                run(self.lesson, self.weight)
+                run(_map(self.lesson, _same), self.weight)  # objects of its own: what they cache must not be recorded
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(generator)
         with torch.cuda.graph(self.graph):
-            self.output = run(self.lesson, self.weight)
+            self.output = run(_map(self.lesson, _same), self.weight)
 
     def replay(self, lesson: Lesson | Ticket, weight: float) -> Tensor:
-        torch._foreach_copy_(self.inputs, list(tensors(lesson)))
-        self.weight.fill_(weight)
+        given = list(tensors(lesson))
+        for k, (place, value) in enumerate(zip(self.inputs, given, strict=True)):
+            if self._given[k] is not value:  # some come back as they were
+                place.copy_(value)
+        self._given = given
+        if weight != self._weight:
+            self._weight = weight
+            self.weight.fill_(weight)
         self.graph.replay()
         return self.output
 
@@ -186,6 +194,10 @@ def _pad_plan(how: Plan, sizes: dict[str, int], units: int) -> Plan:
         open=_grow(how.open, sizes["open"], 0), open_real=_grow(how.open_real, sizes["open"], 0),
         pad=pad, units=units + 1 if coupled else rows,
     )  # fmt: skip
+
+
+def _same(value: Tensor) -> Tensor:
+    return value
 
 
 def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

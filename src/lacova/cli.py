@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shlex
 import shutil
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
@@ -29,6 +31,7 @@ app = typer.Typer(
 
 P = ParamSpec("P")
 MODEL, SCHEMA, TRAINING = "model.lacova", "schema.toml", "training.csv"
+GO_ON = "The same command with --resume goes on."
 LEAST_UNITS = 20  # rows or instances below which none are held out
 
 STREAM_BYTES = 500_000_000  # of a Parquet file from which on it is not read whole
@@ -106,9 +109,12 @@ def schema(
 
     if out is not None:
         check_folder(out.parent)
-    found = Schema.infer(
-        read_table(data), measurements=measurements or None, instance=instance, time=time, exclude=exclude or ()
-    )
+    table = read_table(data)
+    found = Schema.infer(table, measurements=measurements or None, instance=instance, time=time, exclude=exclude or ())
+    names = [n.column for n in found.notes if n.reason.startswith("named like") and table[n.column].duplicated().any()]
+    if instance is None and names:
+        _say(f"No --instance is given, so rows count as independent; if {names[0]!r} names the patient, "
+             f"add --instance {shlex.quote(names[0])}.", quiet)  # fmt: skip
     if out is None:
         typer.echo(found.to_toml(), nl=False)
         return
@@ -134,7 +140,11 @@ def fit(
     epochs: Annotated[int, typer.Option(help="most passes over the rows")] = 200,
     batch_size: Annotated[int | None, typer.Option(help="rows (100), or instances (20), per step")] = None,
     stream: Stream = False,
-    force: Annotated[bool, typer.Option("--force", help="replace a model that is there")] = False,
+    checkpoint_every: Annotated[
+        int, typer.Option(help="steps after which the file RUN.checkpoint is written anew; 0 for none", min=0)
+    ] = 1000,
+    resume: Annotated[bool, typer.Option("--resume", help="go on from RUN.checkpoint, if it is there")] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace a model that is there, start again")] = False,
     seed: Seed = 0,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -144,13 +154,18 @@ def fit(
     import pandas as pd
 
     from lacova.files import check_folder, write_table
+    from lacova.interrupt import InterruptedWarning
     from lacova.models import CVAE, Covariates, GPPriorVAE
-    from lacova.schema import Schema
+    from lacova.schema import DataError, Schema
 
-    _check_run(out, force)
+    checkpoint = out.parent / f"{out.name}.checkpoint"
+    going_on = _check_checkpoint(checkpoint, checkpoint_every, resume, force)
+    _check_run(out, force or going_on)
     check_folder(out.parent)
     if covariates not in get_args(Covariates):
         raise ValueError(f"--covariates is {covariates!r}; expected one of {', '.join(get_args(Covariates))}.")
+    if not schema.exists():
+        raise DataError(f"there is no file {schema}; `lacova schema {data} --out {schema}` proposes one.")
     roles = Schema.from_toml(schema)
     table, held_out = _table(data, stream), None
     if validation is not None:
@@ -170,17 +185,39 @@ def fit(
     if isinstance(held_out, pd.DataFrame):
         rows += f", {len(held_out)} more to stop early on"
     _say(f"Learning a {type(learner).__name__} from {rows}.", quiet)
-    size = {} if batch_size is None else {"batch_size": batch_size}
-    learner.fit(table, held_out, max_epochs=epochs, seed=seed, device=device, progress=False if quiet else None, **size)
-    assert learner.training is not None
-    with _new_folder(out) as folder:
-        learner.save(folder / MODEL)
-        roles.to_toml(folder / SCHEMA)
-        write_table(learner.training, folder / TRAINING)
+    more: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
+    if checkpoint_every:
+        more |= {"checkpoint": checkpoint, "checkpoint_every": checkpoint_every, "checkpoint_keep": True}
+    if not going_on:
+        checkpoint.unlink(missing_ok=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", InterruptedWarning)
+            learner.fit(
+                table, held_out, max_epochs=epochs, seed=seed, device=device, progress=False if quiet else None, **more
+            )
+        assert learner.training is not None
+        with _new_folder(out) as folder:
+            learner.save(folder / MODEL)
+            roles.to_toml(folder / SCHEMA)
+            write_table(learner.training, folder / TRAINING)
+    except KeyboardInterrupt:
+        if not checkpoint.exists():
+            raise
+        typer.echo(f"lacova: interrupted; no model was written. {GO_ON}", err=True)
+        raise typer.Exit(130) from None
     if as_json:
-        _print_json({"run": str(out), "model": type(learner).__name__, **_finite(learner.training.iloc[-1].to_dict())})
+        last = learner.training.tail(1).to_dict("records") or [{}]
+        _print_json({"run": str(out), "model": type(learner).__name__, **_finite(last[0])})
     else:
-        _say(f"{learner.describe()}\nWritten to {out}.", quiet)
+        _say(
+            f"{learner.describe()}\nWritten to {out}. To fill the gaps:\n  lacova impute {out} {data} --out FILE", quiet
+        )
+    if learner.interrupted:
+        way = GO_ON if checkpoint.exists() else "There is no checkpoint to go on from."
+        typer.echo(f"lacova: interrupted; the model with the best weights so far is in {out}. {way}", err=True)
+        raise typer.Exit(130)
+    checkpoint.unlink(missing_ok=True)
 
 
 @app.command()
@@ -205,6 +242,10 @@ def impute(
         _say(f"Written to {out}.", quiet)
         return
     _deliver(model.impute(table, draws, **settings), out, quiet)
+    if out is not None:
+        gaps = {name: int(table[name].isna().sum()) for name in model.schema.columns if name in table}
+        filled_in = ", ".join(f"{name} {count}" for name, count in gaps.items() if count)
+        _say(f"Gaps filled: {filled_in or 'none, as there are none'}.", quiet)
 
 
 @app.command()
@@ -244,6 +285,10 @@ def predict(
     first = found.columns[:1].tolist() if draws is not None else []
     whole = pd.concat([found[first], beside.loc[found.index], found.drop(columns=first)], axis=1)
     _deliver(whole, out, quiet)
+    given = [name for name in model.schema.measurements if name in table and table[name].notna().any()]
+    if given:
+        _say(f"The measurements in {x} ({', '.join(given[:3])}{', ...' if len(given) > 3 else ''}) are predicted, not "
+             "looked at; visits whose measurements should count go into --history.", quiet)  # fmt: skip
 
 
 @app.command()
@@ -264,8 +309,13 @@ def score(
         columns = {name: _finite(row.to_dict()) for name, row in by_column.iterrows()}
         _print_json({"overall": _finite(whole), "measurements": columns})
         return
-    typer.echo(by_column.round(4).to_string())
-    typer.echo("\nover all measurements (nll per row; rmse and crps in units of each column's standard deviation):")
+    remark = "nll, rmse, crps: less is better."
+    if not isinstance(table, Path):  # of a stream, it would take another pass
+        by_column.insert(1, "sd", table[by_column.index].std())
+        remark = f"sd: of the measurements there are, which rmse is to be compared with; {remark}"
+    typer.echo(by_column.rename_axis(None).to_string(float_format=_short))
+    typer.echo(f"\n{remark}")
+    typer.echo("over all measurements (nll per row; rmse and crps in units of each column's sd in training):")
     typer.echo("  ".join(f"{name} {value:.4g}" for name, value in whole.items()))
 
 
@@ -306,6 +356,11 @@ def _say(text: str, quiet: bool) -> None:
         typer.echo(text, err=True)
 
 
+def _short(value: float) -> str:
+    """Four significant digits, and whole numbers beyond those."""
+    return f"{value:.4g}" if abs(value) < 10_000 or value != value else f"{value:.0f}"
+
+
 def _print_json(value: dict[str, Any]) -> None:
     typer.echo(json.dumps(value, indent=2))
 
@@ -327,6 +382,22 @@ def _check_run(out: Path, force: bool) -> None:
         raise DataError(f"the folder {out} holds other things; choose another for --out.")
     if not force:
         raise DataError(f"there is a model in {out} already; choose another folder, or add --force to replace it.")
+
+
+def _check_checkpoint(checkpoint: Path, every: int, resume: bool, force: bool) -> bool:
+    """Whether to go on from a checkpoint; one that is there is neither used nor lost unless somebody said so."""
+    from lacova.schema import DataError
+
+    if resume and force:
+        raise ValueError("give --resume to go on or --force to start again, not both.")
+    if resume and not every:
+        raise ValueError("--resume goes on with checkpoints, but --checkpoint-every is 0; leave that out.")
+    if checkpoint.exists() and not (resume or force):
+        raise DataError(
+            f"{checkpoint} is the checkpoint of a fit that has not ended; add --resume to go on, or --force to start "
+            "again."
+        )
+    return resume and checkpoint.exists()
 
 
 @contextmanager
@@ -382,9 +453,14 @@ def _split(table: Any, roles: Schema, share: float, seed: int) -> tuple[Any, Any
 
 
 def _load(run: Path, device: str) -> Model:
+    from lacova.files import SUFFIXES
     from lacova.schema import DataError
     from lacova.storage import load
 
+    if run.is_file() and run.name.lower().endswith(SUFFIXES):
+        raise DataError(
+            f"{run} is a table; first name the folder that `lacova fit ... --out RUN` wrote, then the table."
+        )
     file = run / MODEL if run.is_dir() else run
     if not file.exists():
         raise DataError(f"there is no model in {run}; name the folder that `lacova fit ... --out RUN` wrote.")

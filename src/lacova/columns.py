@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from lacova.errors import meant
 from lacova.schema import DataError, Schema
 
 Scaling = Literal["standard", "minmax", "none"]
@@ -138,7 +139,8 @@ def require_names(present: Sequence[str], columns: Sequence[str]) -> None:
     absent = [c for c in columns if c not in present]
     if absent:
         raise DataError(
-            f"column(s) {some(absent)} are in the schema but not in the table, whose columns are {some(present)}. "
+            f"column(s) {some(absent)} are in the schema but not in the table, whose columns are {some(present)}."
+            f"{meant(absent, [c for c in present if c not in columns])} "
             "Add them (empty where unknown), or take them out of the schema."
         )
     twice = [c for c in columns if present.count(c) > 1]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from lacova.checkpoint import Checkpoint, Record, State
+from lacova.interrupt import noted_interrupt
 from lacova.objective import elbo, encode
 from lacova.options import FitOptions, TrainingError
 from lacova.progress import progress
@@ -17,52 +19,63 @@ from lacova.rows import Rows
 from lacova.step import TERMS, Exam, Step
 from lacova.vae import ConditionalVAE
 
-Record = dict[str, float]
+
+class Outcome(NamedTuple):
+    """One record per epoch; and, if Ctrl-C ended training, what that means for the model, in a sentence."""
+
+    records: list[Record]
+    interrupted: str | None
 
 
-@dataclass
-class State:
-    """How far training has come, beside the weights and the optimiser; everything that the rest of it depends on.
-
-    Attributes:
-        epoch, step: those that come next, from 0; `step` counts within the epoch.
-        sums: of the terms over the steps of the epoch so far.
-        records: one per epoch.
-        best, best_epoch, best_weights: the highest validation score, where it was reached, and with what.
-    """
-
-    sums: Tensor
-    epoch: int = 0
-    step: int = 0
-    records: list[Record] = field(default_factory=list)
-    best: float = -math.inf
-    best_epoch: int = 0
-    best_weights: dict[str, Any] | None = None
-
-
-def fit(vae: ConditionalVAE, train: Rows, validation: Rows | None, options: FitOptions) -> list[Record]:
-    """Train in place and return one record per epoch: terms per training row, and the validation rows' bound per row.
+def fit(
+    vae: ConditionalVAE, train: Rows, validation: Rows | None, options: FitOptions, checkpoint: Checkpoint | None = None
+) -> Outcome:
+    """Train in place; records have terms per training row, and the validation rows' bound per row.
 
     With validation rows, the weights of the epoch come back whose bound, with recall where there is any, was highest.
+    Ctrl-C ends training after the step at hand. Where there is a checkpoint, training goes on from it.
     """
+    step = Step(vae, options, train.units, train.length, train.device)
+    state = State(sums=torch.zeros(len(TERMS), dtype=torch.float64, device=train.device))
+    if checkpoint is not None:
+        checkpoint.begin(vae, step.optimiser, state, train, validation, options)
     train.prepare(vae)
     if validation is not None:
         validation.prepare(vae)
-    step = Step(vae, options, train.units, train.length, train.device)
     exam = None if validation is None else Exam(vae, options, validation)
-    state = State(sums=torch.zeros(len(TERMS), dtype=torch.float64, device=train.device))
-    with progress(options.max_epochs, options.progress) as bar:
-        while not _done(state, validation is not None, options):
-            _epoch(vae, step, exam, state, train, options)
-            if bar is not None:
+    with noted_interrupt() as interrupt, progress(options.max_epochs, options.progress) as bar:
+
+        def pause() -> bool:
+            """Between two steps, when everything is whole: write it down if it is time, and say whether to stop."""
+            if checkpoint is not None and checkpoint.due(state, train.steps):
+                checkpoint.write(vae, step.optimiser, state)
+            return interrupt.asked
+
+        while not (_done(state, validation is not None, options) or pause()):
+            _epoch(vae, step, exam, state, train, options, pause)
+            if bar is not None and state.step == 0:
                 bar.show(state.epoch, state.records[-1])
+    stopped = not _done(state, validation is not None, options)
+    if stopped and state.epoch == state.step == 0:
+        raise KeyboardInterrupt
+    if checkpoint is not None and (stopped or checkpoint.keep):
+        checkpoint.write(vae, step.optimiser, state)
     if state.best_weights is not None:
         vae.load_state_dict(state.best_weights)
         if options.prior_every is not None:
             train.prepare(vae)
     vae.eval()
-    _absorb(vae, train, options, state.epoch)
-    return state.records
+    _absorb(vae, train, options, state.epoch if state.step else state.epoch - 1)
+    if checkpoint is not None and not stopped:
+        checkpoint.end()
+    return Outcome(state.records, _interrupted(state, options, checkpoint) if stopped else None)
+
+
+def _interrupted(state: State, options: FitOptions, checkpoint: Checkpoint | None) -> str:
+    best = "last weights" if state.best_weights is None else f"best weights so far, of epoch {state.best_epoch + 1}"
+    on = "" if checkpoint is None else f" To go on, fit in the same way with the checkpoint {checkpoint.path}."
+    done = f"{state.epoch} of {options.max_epochs} epochs"
+    return f"training was interrupted after {done}; the model has the {best}.{on}"
 
 
 def _done(state: State, validated: bool, options: FitOptions) -> bool:
@@ -73,7 +86,11 @@ def _done(state: State, validated: bool, options: FitOptions) -> bool:
     return state.epoch - 1 - max(state.best_epoch, options.warm_up) >= options.patience
 
 
-def _epoch(vae: ConditionalVAE, step: Step, exam: Exam | None, state: State, train: Rows, options: FitOptions) -> None:
+def _epoch(
+    vae: ConditionalVAE, step: Step, exam: Exam | None, state: State, train: Rows, options: FitOptions,
+    pause: Callable[[], bool],
+) -> None:  # fmt: skip
+    """One epoch, or what is left of it; up to where `pause`, asked after every step but the last, says to stop."""
     epoch = state.epoch
     vae.train()
     if state.step == 0 and options.prior_every is not None and epoch > 0 and epoch % options.prior_every == 0:
@@ -86,6 +103,8 @@ def _epoch(vae: ConditionalVAE, step: Step, exam: Exam | None, state: State, tra
         for lesson in train.epoch(vae, epoch, state.step):
             state.sums += step(lesson, epoch * train.steps + state.step, options.weight(epoch))
             state.step += 1
+            if state.step < train.steps and pause():
+                return
     record = {"epoch": epoch + 1.0, **_record(state.sums / (train.steps * train.length), epoch, options)}
     if exam is not None:
         record["validation"], asked = exam()
@@ -109,13 +128,13 @@ def _record(sums: Tensor, epoch: int, options: FitOptions) -> Record:
     return record
 
 
-def _absorb(vae: ConditionalVAE, train: Rows, options: FitOptions, epochs: int) -> None:
+def _absorb(vae: ConditionalVAE, train: Rows, options: FitOptions, epoch: int) -> None:
     """Let the prior take in all training rows at the final weights, which the last step left unchecked."""
     noise = torch.Generator(train.device).manual_seed(options.seed)
-    with _named_failure(epochs - 1), torch.no_grad():
+    with _named_failure(epoch), torch.no_grad():
         first = next(train.in_order(vae, hide=False)).lesson().shown
         terms = elbo(vae, first, noise, options.samples, options.cap)
-        _record(torch.stack([getattr(terms, name) for name in TERMS[:-1]] + [terms.elbo]), epochs - 1, options)
+        _record(torch.stack([getattr(terms, name) for name in TERMS[:-1]] + [terms.elbo]), epoch, options)
         vae.prior.absorb(
             encode(vae, lesson.lesson().shown, noise, options.samples, options.cap)
             for lesson in train.in_order(vae, hide=False)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -105,8 +106,8 @@ def _with_columns(frame: pd.DataFrame, added: list[tuple[str, object]]) -> pd.Da
     taken = [name for name in dict(added) if names[name] > 1]
     if taken:
         raise DataError(
-            f"there are column(s) {', '.join(taken)} already, which would hold intervals or probabilities; "
-            "rename them, or levels that read alike."
+            f"there are column(s) {', '.join(taken[:4])}{' and more' if taken[4:] else ''} already, "
+            "which would hold intervals or probabilities; rename them, or levels that read alike."
         )
     return pd.concat([frame, pd.DataFrame(dict(added), index=frame.index)], axis=1) if added else frame
 
@@ -115,6 +116,6 @@ def _stack(tables: list[pd.DataFrame]) -> pd.DataFrame:
     """Tables one below the other, numbered in a first column `draw`."""
     if "draw" in tables[0].columns:
         raise DataError("the table already has a column 'draw', which would number the draws; rename it first.")
-    for k, table in enumerate(tables):
-        table.insert(0, "draw", k)
-    return pd.concat(tables)
+    stacked = pd.concat(tables)
+    numbers = pd.Series(np.repeat(np.arange(len(tables)), len(tables[0])), stacked.index, name="draw")
+    return pd.concat([numbers, stacked], axis=1)  # to insert into a table of many pieces would draw a warning

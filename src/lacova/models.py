@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from lacova.archive import StorageError, write
 from lacova.batches import Batches
+from lacova.checkpoint import Checkpoint
 from lacova.columns import Scaling, Tally, check_scaling
 from lacova.covariates.belief import best_guess, level_chances
 from lacova.covariates.fill import FILLS, Fill
@@ -27,6 +29,7 @@ from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import CovariatePrior, FactorisedPrior, JointPrior
 from lacova.covariates.recall import hidden_share
 from lacova.dataframes import Frame, to_pandas
+from lacova.errors import about
 from lacova.fit import fit
 from lacova.frames import completed, completed_draws, predicted, predicted_draws, summarise
 from lacova.gp.factors import check_passed
@@ -34,6 +37,7 @@ from lacova.gp.formula import components
 from lacova.gp.inducing import InducingPoints, spread_rows
 from lacova.gp.kernels import AdditiveKernel
 from lacova.impute import imputation_draws
+from lacova.interrupt import InterruptedWarning
 from lacova.labels import Fingerprints
 from lacova.likelihoods import NOISE_FLOOR, GaussianLikelihood
 from lacova.networks import Conv, Dense, resolve
@@ -45,7 +49,7 @@ from lacova.priors import ConditionalNormal, GPPrior, LatentPrior, StandardNorma
 from lacova.rows import Rows, TableRows
 from lacova.schema import DataError, Schema
 from lacova.score import by_column, overall
-from lacova.snapshot import take_apart
+from lacova.snapshot import identity, take_apart
 from lacova.stream import StreamRows
 from lacova.survey import lay_out, survey
 from lacova.table import Codec, Table
@@ -120,6 +124,7 @@ class Model(ABC):
         self._trained: frozenset[Any] | Fingerprints = frozenset()
         self._options = FitOptions()
         self.training: pd.DataFrame | None = None
+        self.interrupted = False
 
     # The part in which models differ.
 
@@ -132,9 +137,13 @@ class Model(ABC):
 
     def fit(
         self, train: Any, validation: Any = None, *, max_epochs: int = 200,
-        seed: int = 0, device: str = "auto", **options: Any,
+        seed: int = 0, device: str = "auto", checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_every: int = 1000, checkpoint_keep: bool = False, **options: Any,
     ) -> Self:  # fmt: skip
         """Learn from a table with gaps in Y and X.
+
+        Ctrl-C ends training after the step at hand: the model then has the best weights so far, and `interrupted` is
+        True. See docs/interruption.md.
 
         Args:
             train: the training rows: a pandas or polars DataFrame, a pyarrow Table, or, for what does not fit memory,
@@ -143,6 +152,10 @@ class Model(ABC):
             max_epochs: most passes over the rows.
             seed: the same seed gives the same model on the same CPU, bit for bit.
             device: "auto", "cpu", "cuda", or any torch device.
+            checkpoint: a file to write now and then, so that training which is killed is not lost: the same call goes
+                on from it, to the same weights bit for bit on the same CPU. It is removed when training has ended.
+            checkpoint_every: steps from one time of writing to the next.
+            checkpoint_keep: do not remove it; the same call then takes no further step.
             **options: the other fields of `lacova.FitOptions` (batch_size, learning_rate, patience, ...); a batch has
                 100 rows, or 20 patients, unless you say otherwise.
         """
@@ -155,15 +168,21 @@ class Model(ABC):
         if self.covariate_prior and settings.prior_every is not None:
             raise ValueError("covariate_prior states what prior_every would unlearn; leave one of them out.")
         target = resolve_device(device)
+        kept = None
+        if checkpoint is not None:
+            kept = Checkpoint(checkpoint, checkpoint_every, checkpoint_keep, identity(self))
         start = self._begin(train, validation, settings, target)
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(seed)
             vae = self._assemble(start.codec, start.table, seed)
         vae.to(target)
-        records = fit(vae, start.train, start.validation, settings)
+        outcome = fit(vae, start.train, start.validation, settings, kept)
         self._codec, self._fill, self._vae, self._options = start.codec, start.fill, vae, settings
         self._trained = start.trained
-        self.training = pd.DataFrame(records)
+        self.training = pd.DataFrame(outcome.records, columns=None if outcome.records else ["epoch"])
+        self.interrupted = outcome.interrupted is not None
+        if outcome.interrupted is not None:
+            warnings.warn(outcome.interrupted, InterruptedWarning, stacklevel=2)
         return self
 
     def _begin(self, train: Any, validation: Any, settings: FitOptions, device: torch.device) -> _Start:
@@ -407,13 +426,15 @@ class Model(ABC):
                     "history belongs to instances, but the schema has no instance column: give Schema(instance=...)."
                 )
             visits, _ = to_pandas(history, self.schema.columns)
-            codec.require(visits)
+            with about("history"):
+                codec.require(visits)
             past = visits[visits[self.schema.instance].isin(set(x[self.schema.instance]))]
             if len(past):
                 both = pd.concat(
                     [x.drop(columns=list(self.schema.measurements), errors="ignore"), past[list(self.schema.columns)]]
                 )
-                table = self._encode(both)
+                with about("the rows to predict and their history together"):
+                    table = self._encode(both)
         marked = torch.arange(len(table)) < new
         return predictive_draws(vae, table, marked, draws, self._noise(seed), self._trained, alone)
 
@@ -432,7 +453,7 @@ class Model(ABC):
         frame, origin = to_pandas(data, self.schema.columns)
         table = self._encode(frame)
         noise, found = self._noise(seed), torch.empty(len(table), dtype=torch.float64)
-        for rows, batch in chunks(table, _count(draws)):
+        for rows, batch in chunks(table, _count(draws), width=vae.prior.width):
             value = log_likelihood(vae, batch, draws, noise).double() + codec.log_jacobian(batch.y_mask)
             found[rows] = value.cpu()
         return origin.series(pd.Series(found.numpy(), index=frame.index, name="log_likelihood"))
@@ -561,11 +582,12 @@ class Model(ABC):
         else:
             lines["parameters"] = f"{sum(p.numel() for p in self._vae.parameters()):,}"
             lines["device"] = str(next(self._vae.parameters()).device)
-            last = self.training.iloc[-1]
-            score = (
-                f"validation bound {last['validation']:.4g}" if "validation" in last else f"bound {last['elbo']:.4g}"
-            )
-            lines["trained"] = f"{len(self.training)} epochs, last {score} per row, seed {self._options.seed}"
+            lines["trained"] = f"less than an epoch, seed {self._options.seed}"
+            for last in self.training.tail(1).to_dict("records"):
+                kind, name = ("validation bound", "validation") if "validation" in last else ("bound", "elbo")
+                lines["trained"] = (
+                    f"{len(self.training)} epochs, last {kind} {last[name]:.4g} per row, seed {self._options.seed}"
+                )
         return lines
 
     def _described(self) -> dict[str, str]:

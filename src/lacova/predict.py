@@ -15,7 +15,7 @@ from lacova.priors import History
 from lacova.table import Table
 from lacova.vae import ConditionalVAE
 
-# Decoded numbers (rows × draws × D) that are held at a time; bounds memory.
+# Numbers per array that are held at a time, of those decoded (rows × draws × D) or of the prior's; bounds memory.
 CHUNK = 4_000_000
 
 
@@ -35,14 +35,17 @@ class Draws(NamedTuple):
     x: Tensor
 
 
-def chunks(table: Table, draws: int, alone: torch.Generator | None = None) -> Iterator[tuple[Tensor, Batch]]:
-    """Batches of rows or whole patients, with `draws` draws of which about CHUNK numbers are decoded.
+def chunks(
+    table: Table, draws: int, alone: torch.Generator | None = None, width: int = 1
+) -> Iterator[tuple[Tensor, Batch]]:
+    """Batches of rows or whole patients, with `draws` draws of which about CHUNK numbers are held.
 
+    These are the D that are decoded for each draw of a row, or `width` if that is more.
     With `alone`, batches of one row or patient each, before each of which that generator starts again.
     """
     if alone is None:
         rows_per_unit = 1 if table.patient is None else -(-len(table) // len(table.labels))
-        yield from Batches(table, max(1, CHUNK // (draws * table.y.shape[1] * rows_per_unit))).in_order()
+        yield from Batches(table, max(1, CHUNK // (draws * max(width, table.y.shape[1]) * rows_per_unit))).in_order()
         return
     for rows, batch in Batches(table, 1).in_order():
         alone.manual_seed(alone.initial_seed())
@@ -71,7 +74,7 @@ def predictive_draws(
         alone: give every row, or patient, the same noise whatever others the table holds.
     """
     known = torch.as_tensor(among(table.labels, trained))
-    for rows, batch in chunks(table, draws, generator if alone else None):
+    for rows, batch in chunks(table, draws, generator if alone else None, vae.prior.width):
         concerned = torch.zeros(batch.patients, dtype=torch.bool)
         concerned[batch.patient.cpu()[new[rows]]] = True
         keep = concerned[batch.patient.cpu()]

@@ -57,6 +57,7 @@ class LatentPrior(nn.Module, ABC):
     """p_θ(Z | X)."""
 
     couples_rows: bool = False
+    width: int = 1  # numbers per row that `predict` and `sample` hold at a time
     integrates: bool = False  # over the belief itself, where scenarios leave gaps open
     scenario_columns: Sequence[int] | None = None  # which gaps scenarios must complete; None for all
 
@@ -145,6 +146,7 @@ class GPPrior(LatentPrior):
         completed = [q in (self.scenario_columns or ()) for q in range(len(space.names))]
         self.register_buffer("completed", torch.tensor(completed), persistent=False)
         latent_dim, count = inducing.shift.shape
+        self.width = latent_dim * count
         dtype = inducing.shift.dtype
         self.raw_noise = nn.Parameter(torch.full((latent_dim,), noise - NOISE_FLOOR, dtype=dtype).log())
         self.register_buffer("posterior_mean", torch.zeros(latent_dim, count, dtype=dtype))

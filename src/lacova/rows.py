@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lacova.archive import digest
 from lacova.batches import Batch, Batches
 from lacova.covariates.expectation import Plan, identity_plan
 from lacova.covariates.law import Belief, RowPrior
@@ -99,6 +100,10 @@ class Rows(ABC):
     def complete(self, vae: ConditionalVAE, noise: torch.Generator) -> Table:
         """The rows on the host with covariates completed by a draw from q: what the prior is updated on."""
 
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A text that differs where rows do, so that a checkpoint is not taken for one of other rows."""
+
 
 class TableRows(Rows):
     """The rows of a table in memory; they live on the model's device."""
@@ -109,35 +114,32 @@ class TableRows(Rows):
         self.shown = Batches(table, options.batch_size)
         self.units, self.steps = self.shown.units, len(self.shown)
         self.hidden_table: Table | None = None
-        self._lesson_number = -1
+        self.lesson_number = -1
         self._by_reference = False
 
     def prepare(self, vae: ConditionalVAE) -> None:
-        fresh = vae.prepare(self.host).to(self.device)
+        fresh = vae.prepare(self.host.to(self.device))
         if self.shown.table.given is None:
             self.shown = Batches(fresh, self.options.batch_size)
         else:
             _renew(self.shown.table, fresh)
-        self._lesson_number = -1
+        self.lesson_number = -1
         simple = self.host.patient is None and not vae.space.categorical and self.options.samples == 1
         self._by_reference = simple and self.device.type == "cuda"
         self._gaps = (~self.host.x_mask).any(1) if vae.prior.integrates else None
 
     def hide(self, vae: ConditionalVAE, lesson: int) -> None:
         """Hide other entries in every lesson, and ask the prior about the rows again; in place from the second on."""
-        if not self.options.recall or self._lesson_number == lesson:
+        if not self.options.recall or self.lesson_number == lesson:
             return
         generator = torch.Generator().manual_seed(1_000_003 * self.options.seed + lesson)
-        table = vae.prepare(hide(self.host, vae.space, self.share, generator))
-        fresh = replace(
-            self.shown.table, x_mask=table.x_mask.to(self.device),
-            given=None if table.given is None else table.given.to(self.device),
-        )  # fmt: skip
+        mask = hide(self.host, vae.space, self.share, generator).x_mask.to(self.device)
+        fresh = vae.prepare(replace(self.shown.table, x_mask=mask, given=None))
         if self.hidden_table is None:
             self.hidden_table = fresh
         else:
             _renew(self.hidden_table, fresh)
-        self._lesson_number = lesson
+        self.lesson_number = lesson
 
     def epoch(self, vae: ConditionalVAE, epoch: int, first: int = 0) -> Iterator[Lesson | Ticket]:
         self.hide(vae, epoch)
@@ -171,18 +173,21 @@ class TableRows(Rows):
         rows = torch.cat(list(parts)).to(self.device).split([len(part) for part in parts])
         still_open = [self._gaps[part].nonzero()[:, 0] if self._gaps is not None else part[:0] for part in parts]
         opened = torch.cat(still_open).to(self.device).split([len(part) for part in still_open])
+        real: dict[int, tuple[Tensor, Tensor]] = {}
         for part, these in zip(rows, opened, strict=True):
-            yield Ticket(
-                part, torch.ones(len(part), dtype=torch.bool, device=self.device),
-                torch.full((), self.units / len(part) if scale is None else scale, device=self.device),
-                these, torch.ones(len(these), dtype=torch.float64, device=self.device), self,
-            )  # fmt: skip
+            if len(part) not in real:
+                factor = torch.full((), self.units / len(part) if scale is None else scale, device=self.device)
+                real[len(part)] = torch.ones(len(part), dtype=torch.bool, device=self.device), factor
+            yield Ticket(part, *real[len(part)], these, torch.ones_like(these, dtype=torch.float64), self)
 
     def complete(self, vae: ConditionalVAE, noise: torch.Generator) -> Table:
         x = torch.empty_like(self.host.x)
         for rows, batch in self.shown.in_order():
             x[rows] = vae.draw_posterior(batch, noise).cpu()
         return replace(self.host, x=x, x_mask=torch.ones_like(self.host.x_mask))
+
+    def fingerprint(self) -> str:
+        return digest({name: getattr(self.host, name) for name in ("y", "y_mask", "x", "x_mask", "patient")})
 
 
 def _renew(old: Table, fresh: Table) -> None:

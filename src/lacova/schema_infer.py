@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
-from lacova.errors import DataError, SchemaError
+from lacova.errors import DataError, SchemaError, meant
 
 Kind = Literal["continuous", "categorical"]
 
@@ -112,10 +112,13 @@ class Column:
             return "categorical", f"categories, {levels} in use"
         if self.type != "number":
             return "categorical", f"{'text' if self.type == 'text' else 'values'} with {levels} levels"
-        if self.whole and levels <= max(2, min(FEW, len(self.units) // 3)):
+        few = levels <= max(2, min(FEW, len(self.units) // 3))
+        if self.whole and few:
             low, high = float(self.seen.min()), float(self.seen.max())
             if high - low < WIDE and not (low == 0 and levels >= COUNT):
                 return "categorical", f"{levels} distinct whole numbers"
+        if few and not self.whole:
+            return "continuous", f"{levels} distinct numbers; if they are codes, make it categorical"
         return "continuous", "whole numbers" if self.integer else "numbers"
 
     def unusable(self, name: str) -> str | None:
@@ -130,9 +133,9 @@ class Column:
         if levels == 1:
             return "always the same"
         if levels > FEW and (self.type == "text" or self.whole) and IDENTIFIER.fullmatch(str(name)):
-            return "named like an identifier; if it names the patient, pass it as instance="
+            return "named like an identifier; if it names the patient, make it the instance"
         if self.whole and len(self.seen) == levels == float(self.seen.max()) - float(self.seen.min()) + 1 > FEW:
-            return "numbers the rows one by one; if it is the time, pass it as time="
+            return "numbers the rows one by one; if it is the time, make it the time column"
         if self.type == "text":
             return self._unusable_text(levels)
         return f"{levels} categories are more than {MANY}" if self.type == "category" and levels > MANY else None
@@ -231,7 +234,7 @@ def _checked(frame: pd.DataFrame, wishes: Wishes) -> Wishes:
     if absent:
         raise DataError(
             f"the table has no column(s) {', '.join(map(repr, absent))}; "
-            f"its columns are {', '.join(map(repr, frame.columns))}."
+            f"its columns are {', '.join(map(repr, frame.columns))}." + meant(absent, frame.columns)
         )
     twice = frame.columns[frame.columns.duplicated()].unique()
     if len(twice):

@@ -19,7 +19,7 @@ COVARIATE = {"kind": str, "static": bool, **MEASUREMENT}
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 WORDS = {str: "text in quotes", bool: "true or false", float: "a number", dict: "a table"}
 
-HEAD = "# The role of each column. Edit, then read with lacova.Schema.from_toml.\n"
+HEAD = "# The role of each column. Edit, then: lacova fit --schema, or lacova.Schema.from_toml in Python.\n"
 COMMENTS = {
     "instance": "# The column that names the patient, if rows repeat.\n",
     "time": "# The time column, if there is one; it stands among the covariates too.\n",

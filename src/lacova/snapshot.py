@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from lacova.archive import StorageError, pack, unpack, written_by
+from lacova.archive import StorageError, digest, pack, unpack, written_by
 from lacova.covariates.fill import FILLS, FITTED, Fill, width
 from lacova.covariates.mixture import Mixture
 from lacova.covariates.prior import FactorisedPrior
@@ -141,9 +141,18 @@ def _setting_names(cls: type[Storable]) -> list[str]:
     return [p.name for init in inits for p in inspect.signature(init).parameters.values() if p.kind is p.KEYWORD_ONLY]
 
 
-def _settings(model: Storable) -> dict[str, Any]:
+def identity(model: Storable) -> dict[str, Any]:
+    """What the unfitted model is, by name, as JSON: its settings and the roles of columns."""
+    kernels = getattr(model, "kernels", {})
+    known = {name: [repr(kernel), digest(kernel.state_dict())] for name, kernel in kernels.items()}
+    schema = {f"{f.name} of the schema": pack(getattr(model.schema, f.name), "schema") for f in fields(model.schema)}
+    return {"model": type(model).__name__, **_settings(model, without="kernels"), "kernels": known, **schema}
+
+
+def _settings(model: Storable, without: str | None = None) -> dict[str, Any]:
     """The keyword arguments that make the unfitted model; of a GP prior, its formula."""
-    values = {name: getattr(model, "formula" if name == "prior" else name) for name in _setting_names(type(model))}
+    names = [name for name in _setting_names(type(model)) if name != without]
+    values = {name: getattr(model, "formula" if name == "prior" else name) for name in names}
     networks = values["networks"]
     values["networks"] = {"kind": type(networks).__name__, **asdict(networks)}
     return {name: pack(value, f"setting {name}") for name, value in values.items()}

@@ -11,6 +11,7 @@ from torch import Tensor
 from lacova.capture import Captured, available
 from lacova.covariates.expectation import Noise
 from lacova.covariates.recall import recall
+from lacova.gp.inducing import NaturalStatistics
 from lacova.objective import Terms, bound
 from lacova.options import FitOptions
 from lacova.priors import GPPrior
@@ -37,7 +38,7 @@ class Step:
         self.noise = torch.Generator(device)
         capture = available(device) if options.capture is None else options.capture
         self.optimiser = _optimiser(vae, options, units, capturable=capture)
-        self._estimate = torch.compile(estimate, dynamic=False, options=COMPILE) if options.compile else estimate
+        self._loss = torch.compile(loss, dynamic=False, options=COMPILE) if options.compile else loss
         self._run: Callable[[Lesson | Ticket, float], Tensor] = self._take
         if capture:
             self._run = Captured(self._take, self.noise, min(units, options.batch_size), self._undo)
@@ -56,14 +57,13 @@ class Step:
     def _take(self, ticket: Lesson | Ticket, weight: float | Tensor) -> Tensor:
         lesson = ticket.lesson()
         noise = self.vae.noise(lesson.shown, self.options.samples, self.noise)
-        terms, asked = self._estimate(self.vae, lesson, noise)
-        loss = (weight - 1.0) * terms.kl_latent - terms.elbo - self.options.recall * asked
+        value, terms, statistics = self._loss(self.vae, lesson, noise, weight, self.options.recall)
         self.optimiser.zero_grad(set_to_none=True)
-        (loss / self.length).backward()
+        (value / self.length).backward()
         self.optimiser.step()
-        if terms.statistics is not None and isinstance(self.vae.prior, GPPrior):
-            self.vae.prior.inducing.natural_step(terms.statistics, self.options.natural_rate)
-        return values(terms, asked)
+        if statistics and isinstance(self.vae.prior, GPPrior):
+            self.vae.prior.inducing.natural_step(NaturalStatistics(*statistics), self.options.natural_rate)
+        return terms
 
     def _undo(self) -> Callable[[], None]:
         """A function that puts parameters, buffers and the optimiser back to where they are now, in place."""
@@ -106,6 +106,15 @@ class Exam:
         noise = self.vae.noise(lesson.shown, self.options.samples, self.noise)
         terms, asked = estimate(self.vae, lesson, noise)
         return torch.stack([terms.data, asked])
+
+
+def loss(
+    vae: ConditionalVAE, lesson: Lesson, noise: Noise, weight: float | Tensor, recall_weight: float
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """What a step makes small, the TERMS, detached, and the statistics of v: plain tensors, which torch can compile."""
+    terms, asked = estimate(vae, lesson, noise)
+    value = (weight - 1.0) * terms.kl_latent - terms.elbo - recall_weight * asked
+    return value, values(terms, asked), () if terms.statistics is None else tuple(terms.statistics)
 
 
 def values(terms: Terms, asked: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from lacova.archive import StorageError, read
+from lacova.checkpoint import KIND
 from lacova.models import CVAE, GPPriorVAE, resolve_device
 from lacova.snapshot import put_together
 
@@ -22,6 +23,8 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> CVAE | GPPriorVAE
     """
     target = resolve_device(device)
     document, tensors = read(path)
+    if KIND in document:
+        raise StorageError(f"{os.fspath(path)} is a checkpoint, of training that has not ended: go on with it in fit.")
     try:
         model = put_together(document, tensors, CLASSES)
     except MemoryError:

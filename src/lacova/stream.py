@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -15,6 +14,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from lacova.archive import digest
 from lacova.batches import Batches
 from lacova.covariates.law import Belief, RowPrior
 from lacova.covariates.recall import hide as hidden_more
@@ -90,13 +90,9 @@ class StreamRows(Rows):
         return self.sample.complete(vae, noise)
 
     def fingerprint(self) -> str:
-        """Of who is where, and of the sample."""
-        found = hashlib.sha256()
-        for part in (self.layout.heads, self.layout.units, self.layout.rows, self.layout.prints):
-            found.update(part.tobytes())
-        for name in ("y", "y_mask", "x", "x_mask"):
-            found.update(getattr(self.sample.host, name).numpy().tobytes())
-        return found.hexdigest()
+        """Of who is where, and of the sample, whose scales are those of all training rows."""
+        where = {name: torch.as_tensor(value.view(np.int64)) for name, value in vars(self.layout).items()}
+        return digest({**where, **{name: getattr(self.sample.host, name) for name in ("y", "y_mask", "x", "x_mask")}})
 
     def _generator(self, epoch: int, part: int) -> torch.Generator:
         """Of the part's order and of what is hidden in it; that of part 0 is that of a table in memory."""

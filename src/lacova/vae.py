@@ -54,11 +54,11 @@ class ConditionalVAE(nn.Module):
         self.covariate_posterior = covariate_posterior
 
     def prepare(self, table: Table) -> Table:
-        """The table, on the host, with what the covariate prior says of its gaps."""
-        prior = self.covariate_prior
+        """The table with what the covariate prior says of its gaps, on the device where the table is."""
+        prior, where = self.covariate_prior, table.x.device
         if isinstance(prior, LongitudinalPrior) and next(self.parameters()).device.type != "cpu":
-            prior = copy.deepcopy(prior).cpu()  # small loops over columns, quicker there
-        return replace(table, given=prior.prepare(table))
+            prior, table = copy.deepcopy(prior).cpu(), table.to(torch.device("cpu"))  # small loops over columns
+        return replace(table, given=prior.prepare(table)).to(where)
 
     def plan(self, x_mask: Tensor, patient: Tensor, samples: int, cap: int | None) -> Plan:
         """The scenarios that the bound takes for a batch with this mask and these patients, both on the host."""

@@ -121,7 +121,7 @@ class FactorisedPrior(CovariatePrior):
 
     def prepare(self, table: Table) -> RowPrior:
         n = len(table)
-        belief = Belief(self.mean.expand(n, -1), self.var.expand(n, -1), self.log_prob.expand(n, -1, -1))
+        belief = Belief(self.mean.repeat(n, 1), self.var.repeat(n, 1), self.log_prob.repeat(n, 1, 1))
         return RowPrior(belief.to(table.x.device), table.x.new_zeros(n))
 
 

@@ -71,6 +71,7 @@ class AdditiveKernel(nn.Module):
             return x1.new_zeros(self.log_variance.shape[1], *pairs, x1.shape[-2], x2.shape[-2])
         scales = torch.cat([self.log_lengthscale[r] for r in part]).to(x1.dtype)
         layout = tuple((tuple(self._continuous[r]), tuple(self._categorical[r])) for r in part)
+        x2 = x2.view_as(x2) if x2 is x1 else x2  # torch.compile wants different arguments
         variances = torch.stack([self.log_variance[r] for r in part]).to(x1.dtype)
         total: Tensor = _Products.apply(x1, x2, variances, scales, layout)  # type: ignore[no-untyped-call]
         return total

@@ -18,6 +18,7 @@ from lacova.cli import main
 from lacova.labels import Fingerprints
 from lacova.options import FitOptions
 from lacova.rows import TableRows, tensors
+from lacova.step import Step
 from lacova.stream import StreamRows, ahead
 from tests.test_parquet import ROWS, SCHEMA, visits
 
@@ -148,6 +149,7 @@ def test_an_epoch_has_every_patient_once_whole_and_in_full_batches(named, buffer
 def test_epochs_differ_and_seeds_reproduce_them(file, buffer_rows):
     rows, vae = begun(file, buffer_rows=buffer_rows)
     again, _ = begun(file, buffer_rows=buffer_rows)
+    again.ahead = True  # in another thread, as where a GPU trains
     same(rows.epoch(vae, 5), again.epoch(vae, 5))
     other, _ = begun(file, buffer_rows=buffer_rows, seed=4)
     first = [lesson.shown.y.tolist() for lesson in rows.epoch(vae, 0)]
@@ -225,6 +227,39 @@ def test_validation_can_be_streamed_too_and_small_buffers_train(file):
     small = GPPriorVAE(SCHEMA, **SMALL).fit(file, file, buffer_rows=20, prior_every=1, **OPTIONS)
     assert np.isfinite(small.training.to_numpy()).all()
     assert not equal_weights(small, one)
+
+
+def test_streamed_training_goes_on_from_a_checkpoint(file, folder, monkeypatch):
+    settings = {**OPTIONS, "buffer_rows": 30, "checkpoint": folder / "on.checkpoint", "checkpoint_every": 1}
+    expected = GPPriorVAE(SCHEMA, **SMALL).fit(file, **{**settings, "checkpoint": None})
+    take, taken = Step.__call__, []
+
+    def killed(self, *args):
+        taken.append(1)
+        if len(taken) == 12:
+            raise MemoryError
+        return take(self, *args)
+
+    monkeypatch.setattr(Step, "__call__", killed)
+    with pytest.raises(MemoryError):
+        GPPriorVAE(SCHEMA, **SMALL).fit(file, **settings)
+    resumed = GPPriorVAE(SCHEMA, **SMALL).fit(file, **settings)
+    assert len(taken) == 12 + 2 * 8 - 11
+    assert equal_weights(resumed, expected)
+    pd.testing.assert_frame_equal(resumed.training, expected.training, check_exact=True)
+
+
+def test_the_fingerprint_of_rows_knows_who_is_where_and_what_they_show(file, folder):
+    one, again = (begun(file)[0].fingerprint() for _ in range(2))
+    others = [pd.read_parquet(file) for _ in range(3)]
+    others[0].loc[0, "a"] = 1.5
+    others[1]["id"] = others[1]["id"] + "x"
+    prints = [one]
+    for frame in others:
+        frame.to_parquet(folder / "other.parquet", row_group_size=13, index=False)
+        prints.append(begun(folder / "other.parquet")[0].fingerprint())
+    assert one == again
+    assert len(set(prints)) == 4
 
 
 def test_rows_without_patients_are_streamed(file):
@@ -448,6 +483,7 @@ def test_the_command_streams_folders_and_what_it_is_told_to(file, tmp_path, comm
     command("predict", run, file, "--stream", "--out", out, "--draws", 2)
     assert len(pd.read_parquet(out)) == 2 * len(visits())
     assert command("score", run, file, "--stream", "--json").out == command("score", run, file, "--json").out
+    assert "over all measurements" in command("score", run, file, "--stream").out
     monkeypatch.setattr("lacova.cli.STREAM_BYTES", 10)
     wrong = command("impute", run, file, code=1).err  # large enough now to be streamed
     assert wrong == "lacova: the answer to a stream goes to a file: give --out FILE.parquet.\n"

@@ -139,11 +139,11 @@ def fit(
     covariates: Annotated[str, typer.Option(help="how to treat gaps in covariates")] = "joint",
     epochs: Annotated[int, typer.Option(help="most passes over the rows")] = 200,
     batch_size: Annotated[int | None, typer.Option(help="rows (100), or instances (20), per step")] = None,
+    stream: Stream = False,
     checkpoint_every: Annotated[
         int, typer.Option(help="steps after which the file RUN.checkpoint is written anew; 0 for none", min=0)
     ] = 1000,
     resume: Annotated[bool, typer.Option("--resume", help="go on from RUN.checkpoint, if it is there")] = False,
-    stream: Stream = False,
     force: Annotated[bool, typer.Option("--force", help="replace a model that is there, start again")] = False,
     seed: Seed = 0,
     device: Device = "auto",
@@ -309,12 +309,12 @@ def score(
         columns = {name: _finite(row.to_dict()) for name, row in by_column.iterrows()}
         _print_json({"overall": _finite(whole), "measurements": columns})
         return
-    note = "nll, rmse, crps: less is better."
-    if not isinstance(table, Path):
+    remark = "nll, rmse, crps: less is better."
+    if not isinstance(table, Path):  # of a stream, it would take another pass
         by_column.insert(1, "sd", table[by_column.index].std())
-        note = f"sd: of the measurements there are, which rmse is to be compared with; {note}"
+        remark = f"sd: of the measurements there are, which rmse is to be compared with; {remark}"
     typer.echo(by_column.rename_axis(None).to_string(float_format=_short))
-    typer.echo(f"\n{note}")
+    typer.echo(f"\n{remark}")
     typer.echo("over all measurements (nll per row; rmse and crps in units of each column's sd in training):")
     typer.echo("  ".join(f"{name} {value:.4g}" for name, value in whole.items()))
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from lacova.archive import StorageError, write
 from lacova.batches import Batches
 from lacova.checkpoint import Checkpoint
-from lacova.columns import Scaling, check_scaling
+from lacova.columns import Scaling, Tally, check_scaling
 from lacova.covariates.belief import best_guess, level_chances
 from lacova.covariates.fill import FILLS, Fill
 from lacova.covariates.longitudinal import LongitudinalPrior
@@ -188,9 +188,14 @@ class Model(ABC):
     def _begin(self, train: Any, validation: Any, settings: FitOptions, device: torch.device) -> _Start:
         """Read the rows, once if they do not fit memory, and learn of them what comes before the networks."""
         columns, opened = self.schema.columns, self._opened(train)
-        found = survey(opened, self.schema, settings.seed) if isinstance(opened, Source) else None
-        frame = to_pandas(opened, columns)[0] if found is None else found.sample
-        codec = Codec.learn(self.schema, frame, self.scaling) if found is None else Codec.of(found.tally, self.scaling)
+        found, tally = None, Tally(self.schema)
+        if isinstance(opened, Source):
+            found = survey(opened, self.schema, settings.seed)
+            frame, tally = found.sample, found.tally
+        else:
+            frame, _ = to_pandas(opened, columns)
+            tally.add(frame)
+        codec = Codec.of(tally, self.scaling)
         table = codec.encode(frame)
         fill = Fill.learn(self.covariates, codec, table) if self.covariates in FILLS else None
         table = table if fill is None else fill(table)

@@ -1,9 +1,8 @@
-"""Training rows that do not fit memory: pools of row groups, shuffled, prepared in parts while training goes on."""
+"""Training rows that do not fit memory: pools of row groups, shuffled and prepared in parts."""
 
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -15,6 +14,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from lacova.archive import digest
 from lacova.batches import Batches
 from lacova.covariates.law import Belief, RowPrior
 from lacova.covariates.recall import hide as hidden_more
@@ -46,8 +46,8 @@ class StreamRows(Rows):
     """The rows of a source, whose memory does not depend on their number.
 
     In an epoch, row groups come in random order. Those that make up `options.buffer_rows` rows, or one that is larger,
-    are a pool, whose units are shuffled. A pool is prepared in parts of about that many rows, the next one while the
-    present one is trained on. If one pool holds all, batches are those of `TableRows`.
+    are a pool, whose units are shuffled. A pool is prepared in parts of about that many rows; where a GPU trains, the
+    next one meanwhile. If one pool holds all, batches are those of `TableRows`.
 
     Args:
         source: where the rows are.
@@ -70,6 +70,7 @@ class StreamRows(Rows):
         self.length, self.units = int(layout.rows.sum()), int(layout.units.sum())
         self.size = min(options.batch_size, self.units)
         self.steps = -(-self.units // self.size)
+        self.ahead = device.type != "cpu"  # two threads of one Python are no faster than one on processors
 
     def prepare(self, vae: ConditionalVAE) -> None:
         """Keep the prior on the host: rows are prepared there as they are read, in a thread that leaves a GPU alone."""
@@ -89,13 +90,9 @@ class StreamRows(Rows):
         return self.sample.complete(vae, noise)
 
     def fingerprint(self) -> str:
-        """Of who is where, and of the sample."""
-        found = hashlib.sha256()
-        for part in (self.layout.heads, self.layout.units, self.layout.rows, self.layout.prints):
-            found.update(part.tobytes())
-        for name in ("y", "y_mask", "x", "x_mask"):
-            found.update(getattr(self.sample.host, name).numpy().tobytes())
-        return found.hexdigest()
+        """Of who is where, and of the sample, whose scales are those of all training rows."""
+        where = {name: torch.as_tensor(value.view(np.int64)) for name, value in vars(self.layout).items()}
+        return digest({**where, **{name: getattr(self.sample.host, name) for name in ("y", "y_mask", "x", "x_mask")}})
 
     def _generator(self, epoch: int, part: int) -> torch.Generator:
         """Of the part's order and of what is hidden in it; that of part 0 is that of a table in memory."""
@@ -106,7 +103,8 @@ class StreamRows(Rows):
     ) -> Iterator[Lesson]:
         rest: Buffer | None = None
         left = self.units - skip
-        with closing(ahead(self._buffers(pieces, epoch, skip, shuffled, hide))) as buffers:
+        made = self._buffers(pieces, epoch, skip, shuffled, hide)
+        with closing(ahead(made) if self.ahead else made) as buffers:
             for prepared in buffers:
                 new = prepared.to(self.device)
                 buffer = new if rest is None else _join(rest, new)
@@ -121,7 +119,9 @@ class StreamRows(Rows):
                 left -= ready
                 rest = None if ready == len(order) else _keep(buffer, order[ready:])
 
-    def _buffers(self, pieces: list[int], epoch: int, skip: int, shuffled: bool, hide: bool) -> Iterator[Buffer]:
+    def _buffers(
+        self, pieces: list[int], epoch: int, skip: int, shuffled: bool, hide: bool
+    ) -> Generator[Buffer, None, None]:
         """The parts of all pools, on the host, less the first `skip` units; what these fill is not read."""
         number = 0
         for pool in self._pools(pieces):

@@ -57,6 +57,7 @@ ORDER = [
     "options",
     "progress",
     "interrupt",
+    "distributed",
     "rows",
     "stream",
     "capture",
@@ -174,7 +175,8 @@ assert (
     torch.get_default_dtype(), torch.get_num_threads(), torch.get_rng_state().tolist(), torch.is_grad_enabled()
 ) == before, "torch settings"
 assert logging.getLogger().handlers == handlers, "log handlers"
-loaded = {"matplotlib", "formulaic", "gpytorch", "plotly", "polars"} & {name.split(".")[0] for name in sys.modules}
+unwanted = {"matplotlib", "formulaic", "gpytorch", "lightning_fabric", "plotly", "polars"}
+loaded = unwanted & {name.split(".")[0] for name in sys.modules}
 assert not loaded, loaded
 assert "lacova.sklearn" not in sys.modules
 """

@@ -145,6 +145,8 @@ def fit(
     ] = 1000,
     resume: Annotated[bool, typer.Option("--resume", help="go on from RUN.checkpoint, if it is there")] = False,
     force: Annotated[bool, typer.Option("--force", help="replace a model that is there, start again")] = False,
+    devices: Annotated[int, typer.Option(help="processes that share each batch, each with a GPU if any", min=1)] = 1,
+    nodes: Annotated[int, typer.Option(help="machines, under torchrun or srun; see docs/scaling.md", min=1)] = 1,
     seed: Seed = 0,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -153,11 +155,14 @@ def fit(
     """Learn a model from a table with gaps."""
     import pandas as pd
 
+    from lacova.distributed import writes
     from lacova.files import check_folder, write_table
     from lacova.interrupt import InterruptedWarning
     from lacova.models import CVAE, Covariates, GPPriorVAE
     from lacova.schema import DataError, Schema
 
+    main = devices * nodes == 1 or writes()
+    quiet = quiet or not main
     checkpoint = out.parent / f"{out.name}.checkpoint"
     going_on = _check_checkpoint(checkpoint, checkpoint_every, resume, force)
     _check_run(out, force or going_on)
@@ -188,7 +193,9 @@ def fit(
     more: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
     if checkpoint_every:
         more |= {"checkpoint": checkpoint, "checkpoint_every": checkpoint_every, "checkpoint_keep": True}
-    if not going_on:
+    if devices * nodes > 1:
+        more |= {"devices": devices, "nodes": nodes}
+    if not going_on and main:
         checkpoint.unlink(missing_ok=True)
     try:
         with warnings.catch_warnings():
@@ -196,6 +203,8 @@ def fit(
             learner.fit(
                 table, held_out, max_epochs=epochs, seed=seed, device=device, progress=False if quiet else None, **more
             )
+        if not main:
+            return
         assert learner.training is not None
         with _new_folder(out) as folder:
             learner.save(folder / MODEL)

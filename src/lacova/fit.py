@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lacova.checkpoint import Checkpoint, Record, State
+from lacova.distributed import Team
 from lacova.interrupt import noted_interrupt
 from lacova.objective import elbo, encode
 from lacova.options import FitOptions, TrainingError
@@ -33,23 +34,26 @@ def fit(
     """Train in place; records have terms per training row, and the validation rows' bound per row.
 
     With validation rows, the weights of the epoch come back whose bound, with recall where there is any, was highest.
-    Ctrl-C ends training after the step at hand. Where there is a checkpoint, training goes on from it.
+    Ctrl-C ends training after the step at hand. Where there is a checkpoint, training goes on from it. Of several
+    processes, which all do this at once, the main one has the checkpoint.
     """
-    step = Step(vae, options, train.units, train.length, train.device)
+    team = train.team
+    step = Step(vae, options, train.units, train.length, train.device, team)
     state = State(sums=torch.zeros(len(TERMS), dtype=torch.float64, device=train.device))
     if checkpoint is not None:
         checkpoint.begin(vae, step.optimiser, state, train, validation, options)
+    _start_alike(team, vae, step.optimiser, state)
     train.prepare(vae)
     if validation is not None:
         validation.prepare(vae)
     exam = None if validation is None else Exam(vae, options, validation)
-    with noted_interrupt() as interrupt, progress(options.max_epochs, options.progress) as bar:
+    with noted_interrupt() as interrupt, progress(options.max_epochs, options.progress if team.main else False) as bar:
 
         def pause() -> bool:
             """Between two steps, when everything is whole: write it down if it is time, and say whether to stop."""
             if checkpoint is not None and checkpoint.due(state, train.steps):
                 checkpoint.write(vae, step.optimiser, state)
-            return interrupt.asked
+            return team.any(interrupt.asked)
 
         while not (_done(state, validation is not None, options) or pause()):
             _epoch(vae, step, exam, state, train, options, pause)
@@ -69,6 +73,19 @@ def fit(
     if checkpoint is not None and not stopped:
         checkpoint.end()
     return Outcome(state.records, _interrupted(state, options, checkpoint) if stopped else None)
+
+
+def _start_alike(team: Team, vae: ConditionalVAE, optimiser: torch.optim.Optimizer, state: State) -> None:
+    """Every process begins where the main one does."""
+    if team.size == 1:
+        return
+    stored = {name: value for name, value in vars(state).items() if name != "sums"}
+    weights, moments, sums, stored = team.of_main((vae.state_dict(), optimiser.state_dict(), state.sums, stored))
+    vae.load_state_dict(weights)
+    optimiser.load_state_dict(moments)
+    state.sums.copy_(sums)
+    for name, value in stored.items():
+        setattr(state, name, value)
 
 
 def _interrupted(state: State, options: FitOptions, checkpoint: Checkpoint | None) -> str:
@@ -96,6 +113,8 @@ def _epoch(
     if state.step == 0 and options.prior_every is not None and epoch > 0 and epoch % options.prior_every == 0:
         noise = torch.Generator(train.device).manual_seed(1_000_003 * options.seed + epoch)
         vae.update_prior(train.complete(vae, noise))
+        if train.team.size > 1:
+            vae.load_state_dict(train.team.of_main(vae.state_dict()))
         train.prepare(vae)
         if exam is not None:
             exam.rows.prepare(vae)
@@ -107,7 +126,7 @@ def _epoch(
                 return
     record = {"epoch": epoch + 1.0, **_record(state.sums / (train.steps * train.length), epoch, options)}
     if exam is not None:
-        record["validation"], asked = exam()
+        record["validation"], asked = train.team.of_main(exam())  # all stop early, or none
         score = record["validation"] + options.recall * asked
         if options.recall:
             record["validation_recall"] = asked

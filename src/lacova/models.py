@@ -29,8 +29,9 @@ from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import CovariatePrior, FactorisedPrior, JointPrior
 from lacova.covariates.recall import hidden_share
 from lacova.dataframes import Frame, to_pandas
+from lacova.distributed import ALONE, Team, launch
 from lacova.errors import about
-from lacova.fit import fit
+from lacova.fit import Outcome, fit
 from lacova.frames import completed, completed_draws, predicted, predicted_draws, summarise
 from lacova.gp.factors import check_passed
 from lacova.gp.formula import components
@@ -74,6 +75,15 @@ class _Start(NamedTuple):
     train: Rows
     validation: Rows | None
     trained: frozenset[Any] | Fingerprints
+
+
+class _Fitted(NamedTuple):
+    """What training makes of a model."""
+
+    codec: Codec
+    fill: Fill | None
+    trained: frozenset[Any] | Fingerprints
+    vae: ConditionalVAE
 
 
 class Model(ABC):
@@ -138,7 +148,7 @@ class Model(ABC):
     def fit(
         self, train: Any, validation: Any = None, *, max_epochs: int = 200,
         seed: int = 0, device: str = "auto", checkpoint: str | os.PathLike[str] | None = None,
-        checkpoint_every: int = 1000, checkpoint_keep: bool = False, **options: Any,
+        checkpoint_every: int = 1000, checkpoint_keep: bool = False, devices: int = 1, nodes: int = 1, **options: Any,
     ) -> Self:  # fmt: skip
         """Learn from a table with gaps in Y and X.
 
@@ -156,6 +166,9 @@ class Model(ABC):
                 on from it, to the same weights bit for bit on the same CPU. It is removed when training has ended.
             checkpoint_every: steps from one time of writing to the next.
             checkpoint_keep: do not remove it; the same call then takes no further step.
+            devices: processes that share each batch, with a GPU each where there are any; needs Lightning Fabric
+                (`lacova[distributed]`) and, in a script, `if __name__ == "__main__":`.
+            nodes: machines, on each of which torchrun or SLURM has started so many processes; see docs/scaling.md.
             **options: the other fields of `lacova.FitOptions` (batch_size, learning_rate, patience, ...); a batch has
                 100 rows, or 20 patients, unless you say otherwise.
         """
@@ -167,25 +180,36 @@ class Model(ABC):
         settings = FitOptions(**{**usual, **options}, max_epochs=max_epochs, seed=seed)
         if self.covariate_prior and settings.prior_every is not None:
             raise ValueError("covariate_prior states what prior_every would unlearn; leave one of them out.")
-        target = resolve_device(device)
-        kept = None
-        if checkpoint is not None:
-            kept = Checkpoint(checkpoint, checkpoint_every, checkpoint_keep, identity(self))
-        start = self._begin(train, validation, settings, target)
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            torch.manual_seed(seed)
-            vae = self._assemble(start.codec, start.table, seed)
-        vae.to(target)
-        outcome = fit(vae, start.train, start.validation, settings, kept)
-        self._codec, self._fill, self._vae, self._options = start.codec, start.fill, vae, settings
-        self._trained = start.trained
+        kept = None if checkpoint is None else (checkpoint, checkpoint_every, checkpoint_keep)
+        job = partial(self._train, train, validation, settings, kept)
+        if (devices, nodes) == (1, 1):
+            fitted, outcome = job(ALONE, resolve_device(device))
+        else:
+            fitted, outcome = launch(job, devices, nodes, device)
+            fitted.vae.to(resolve_device(device))
+        self._codec, self._fill, self._trained, self._vae = fitted
+        self._options = settings
         self.training = pd.DataFrame(outcome.records, columns=None if outcome.records else ["epoch"])
         self.interrupted = outcome.interrupted is not None
         if outcome.interrupted is not None:
             warnings.warn(outcome.interrupted, InterruptedWarning, stacklevel=2)
         return self
 
-    def _begin(self, train: Any, validation: Any, settings: FitOptions, device: torch.device) -> _Start:
+    def _train(
+        self, train: Any, validation: Any, settings: FitOptions,
+        checkpoint: tuple[str | os.PathLike[str], int, bool] | None, team: Team, device: torch.device,
+    ) -> tuple[_Fitted, Outcome]:  # fmt: skip
+        """What one process does of a fit; it leaves the model itself as it was."""
+        kept = Checkpoint(*checkpoint, identity(self)) if checkpoint is not None and team.main else None
+        start = self._begin(train, validation, settings, device, team)
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            torch.manual_seed(settings.seed)
+            vae = self._assemble(start.codec, start.table, settings.seed)
+        vae.to(device)
+        outcome = fit(vae, start.train, start.validation, settings, kept)
+        return _Fitted(start.codec, start.fill, start.trained, vae), outcome
+
+    def _begin(self, train: Any, validation: Any, settings: FitOptions, device: torch.device, team: Team) -> _Start:
         """Read the rows, once if they do not fit memory, and learn of them what comes before the networks."""
         columns, opened = self.schema.columns, self._opened(train)
         found, tally = None, Tally(self.schema)
@@ -206,15 +230,16 @@ class Model(ABC):
             return new if fill is None else fill(new)
 
         def stream(source: Source, layout: Layout) -> Rows:
-            return StreamRows(source, layout, columns, encode, table, share, settings, device)
+            return StreamRows(source, layout, columns, encode, table, share, settings, device, team)
 
         held_out, exam = self._opened(validation), None
         if isinstance(held_out, Source):
             exam = stream(held_out, lay_out(held_out, columns, encode))
         elif held_out is not None:
-            exam = TableRows(encode(held_out), share, settings, device)
+            exam = TableRows(encode(held_out), share, settings, device, team)
         if found is None:
-            return _Start(codec, fill, table, TableRows(table, share, settings, device), exam, frozenset(table.labels))
+            rows = TableRows(table, share, settings, device, team)
+            return _Start(codec, fill, table, rows, exam, frozenset(table.labels))
         trained = Fingerprints(found.layout.prints)
         return _Start(codec, fill, table, stream(opened, found.layout), exam, trained)
 

@@ -12,12 +12,26 @@ from torch import Tensor
 
 from lacova.archive import digest
 from lacova.batches import Batch, Batches
-from lacova.covariates.expectation import Plan, identity_plan
+from lacova.covariates.expectation import Noise, Plan, identity_plan
 from lacova.covariates.law import Belief, RowPrior
 from lacova.covariates.recall import hide
+from lacova.distributed import ALONE, Team
 from lacova.options import FitOptions
 from lacova.table import Table
 from lacova.vae import ConditionalVAE
+
+
+class Part(NamedTuple):
+    """Which part of a batch is here, where several processes share it.
+
+    Attributes:
+        start, rows: how many rows of the batch lie before those here, and how many it has.
+        once: 1 in one of the processes and 0 in the others: what is no sum over rows counts so often.
+    """
+
+    start: int
+    rows: int
+    once: float
 
 
 class Lesson(NamedTuple):
@@ -26,9 +40,19 @@ class Lesson(NamedTuple):
     shown: Batch
     how: Plan
     hidden: Batch | None
+    part: Part | None = None
 
     def lesson(self) -> Lesson:
         return self
+
+    def noise(self, vae: ConditionalVAE, samples: int, generator: torch.Generator) -> Noise:
+        """Of a row the same, however many processes there are: that of the whole batch is drawn."""
+        if self.part is None:
+            return vae.noise(self.shown, samples, generator)
+        x, rows = self.shown.x, slice(self.part.start, self.part.start + len(self.shown))
+        whole = x.new_empty(()).expand(self.part.rows, x.shape[1])
+        noise = Noise.draw(whole, samples, vae.latent_dim, vae.space, generator)
+        return Noise(noise.x[:, rows], noise.z[:, rows], noise.level[:, rows])
 
 
 @dataclass(frozen=True)
@@ -77,12 +101,16 @@ class Rows(ABC):
         units: N, or P where there are patients.
         steps: batches per epoch.
         device: where batches live.
+        options: how to train.
+        team: the processes that share batches.
     """
 
     length: int
     units: int
     steps: int
     device: torch.device
+    options: FitOptions
+    team: Team
 
     @abstractmethod
     def prepare(self, vae: ConditionalVAE) -> None:
@@ -90,11 +118,14 @@ class Rows(ABC):
 
     @abstractmethod
     def epoch(self, vae: ConditionalVAE, epoch: int, first: int = 0) -> Iterator[Lesson | Ticket]:
-        """The batches of an epoch, numbered from 0, in random order; from the batch `first` on."""
+        """The batches of an epoch, numbered from 0, in random order; from the batch `first` on; each in its parts."""
 
     @abstractmethod
-    def in_order(self, vae: ConditionalVAE, *, hide: bool = True) -> Iterator[Lesson | Ticket]:
-        """Every row once, always in the same order and with the same entries hidden, if any; `scale` is 1."""
+    def in_order(self, vae: ConditionalVAE, *, hide: bool = True, team: Team = ALONE) -> Iterator[Lesson | Ticket]:
+        """Every row once, always in the same order and with the same entries hidden, if any; `scale` is 1.
+
+        Shared by the team, if one is given.
+        """
 
     @abstractmethod
     def complete(self, vae: ConditionalVAE, noise: torch.Generator) -> Table:
@@ -104,12 +135,36 @@ class Rows(ABC):
     def fingerprint(self) -> str:
         """A text that differs where rows do, so that a checkpoint is not taken for one of other rows."""
 
+    def _lesson(
+        self, vae: ConditionalVAE, shown: Batches, hidden: Batches | None, mask: Tensor, units: Tensor,
+        scale: float | None, team: Team,
+    ) -> Lesson:  # fmt: skip
+        """The batch of some units, or the part of this process: whole units, next to one another.
+
+        A process for which there is no unit left takes the first one, zero times.
+        """
+        scale, part = self.units / len(units) if scale is None else scale, None
+        if team.size > 1:
+            shares = units.tensor_split(team.size)
+            before = sum(len(share) for share in shares[: team.rank])
+            unit = shown.rows(units)[1]
+            part = Part(int((unit < before).sum()), len(unit), float(team.main))
+            units = shares[team.rank]
+            if len(units) == 0:
+                units, scale, part = shares[0][:1], 0.0, part._replace(start=0)
+        rows, unit = shown.rows(units)
+        how = vae.plan(mask[rows], unit, self.options.samples, self.options.cap).to(self.device)
+        batch = replace(shown.batch(units), scale=scale)
+        return Lesson(batch, how, None if hidden is None else hidden.batch(units), part)
+
 
 class TableRows(Rows):
     """The rows of a table in memory; they live on the model's device."""
 
-    def __init__(self, table: Table, share: Tensor, options: FitOptions, device: torch.device) -> None:
-        self.host, self.share, self.options, self.device = table, share, options, device
+    def __init__(
+        self, table: Table, share: Tensor, options: FitOptions, device: torch.device, team: Team = ALONE
+    ) -> None:
+        self.host, self.share, self.options, self.device, self.team = table, share, options, device, team
         self.length = len(table)
         self.shown = Batches(table, options.batch_size)
         self.units, self.steps = self.shown.units, len(self.shown)
@@ -125,7 +180,7 @@ class TableRows(Rows):
             _renew(self.shown.table, fresh)
         self.lesson_number = -1
         simple = self.host.patient is None and not vae.space.categorical and self.options.samples == 1
-        self._by_reference = simple and self.device.type == "cuda"
+        self._by_reference = simple and self.device.type == "cuda" and self.team.size == 1
         self._gaps = (~self.host.x_mask).any(1) if vae.prior.integrates else None
 
     def hide(self, vae: ConditionalVAE, lesson: int) -> None:
@@ -144,29 +199,24 @@ class TableRows(Rows):
     def epoch(self, vae: ConditionalVAE, epoch: int, first: int = 0) -> Iterator[Lesson | Ticket]:
         self.hide(vae, epoch)
         order = torch.Generator().manual_seed(1_000_003 * self.options.seed + epoch)
-        yield from self._batches(vae, list(self.shown.shuffled(order))[first:], None, recall=bool(self.options.recall))
+        batches = list(self.shown.shuffled(order))[first:]
+        yield from self._batches(vae, batches, None, bool(self.options.recall), self.team)
 
-    def in_order(self, vae: ConditionalVAE, *, hide: bool = True) -> Iterator[Lesson | Ticket]:
+    def in_order(self, vae: ConditionalVAE, *, hide: bool = True, team: Team = ALONE) -> Iterator[Lesson | Ticket]:
         if hide:
             self.hide(vae, 0)
         units = torch.arange(self.units).split(self.shown.size)
-        yield from self._batches(vae, units, 1.0, recall=hide and bool(self.options.recall))
+        yield from self._batches(vae, units, 1.0, hide and bool(self.options.recall), team)
 
     def _batches(
-        self, vae: ConditionalVAE, parts: Sequence[Tensor], scale: float | None, recall: bool
+        self, vae: ConditionalVAE, parts: Sequence[Tensor], scale: float | None, recall: bool, team: Team
     ) -> Iterator[Lesson | Ticket]:
         if self._by_reference and recall == bool(self.options.recall):
             yield from self._tickets(parts, scale)
             return
         hidden = Batches(self.hidden_table, self.shown.size) if recall and self.hidden_table is not None else None
         for units in parts:
-            rows, unit = self.shown.rows(units)
-            how = vae.plan(self.host.x_mask[rows], unit, self.options.samples, self.options.cap).to(self.device)
-            shown = self.shown.batch(units)
-            yield Lesson(
-                shown if scale is None else replace(shown, scale=scale), how,
-                None if hidden is None else hidden.batch(units),
-            )  # fmt: skip
+            yield self._lesson(vae, self.shown, hidden, self.host.x_mask, units, scale, team)
 
     def _tickets(self, parts: Sequence[Tensor], scale: float | None) -> Iterator[Ticket]:
         """All that the device must know of the batches goes there at once."""

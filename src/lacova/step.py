@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from lacova.capture import Captured, available
 from lacova.covariates.expectation import Noise
 from lacova.covariates.recall import recall
+from lacova.distributed import ALONE, Team
 from lacova.gp.inducing import NaturalStatistics
 from lacova.objective import Terms, bound
 from lacova.options import FitOptions
@@ -31,12 +33,16 @@ class Step:
         options: rates and weights.
         units, length: P (or N) and N of the training rows.
         device: where the batches live.
+        team: the processes that each take their part of the step; several of them capture nothing.
     """
 
-    def __init__(self, vae: ConditionalVAE, options: FitOptions, units: int, length: int, device: torch.device) -> None:
-        self.vae, self.options, self.length = vae, options, length
+    def __init__(
+        self, vae: ConditionalVAE, options: FitOptions, units: int, length: int, device: torch.device,
+        team: Team = ALONE,
+    ) -> None:  # fmt: skip
+        self.vae, self.options, self.length, self.team = vae, options, length, team
         self.noise = torch.Generator(device)
-        capture = available(device) if options.capture is None else options.capture
+        capture = _captures(options, device, team)
         self.optimiser = _optimiser(vae, options, units, capturable=capture)
         self._loss = torch.compile(loss, dynamic=False, options=COMPILE) if options.compile else loss
         self._run: Callable[[Lesson | Ticket, float], Tensor] = self._take
@@ -56,10 +62,12 @@ class Step:
 
     def _take(self, ticket: Lesson | Ticket, weight: float | Tensor) -> Tensor:
         lesson = ticket.lesson()
-        noise = self.vae.noise(lesson.shown, self.options.samples, self.noise)
+        noise = lesson.noise(self.vae, self.options.samples, self.noise)
         value, terms, statistics = self._loss(self.vae, lesson, noise, weight, self.options.recall)
         self.optimiser.zero_grad(set_to_none=True)
         (value / self.length).backward()
+        if self.team.size > 1:
+            self.team.sum([*_gradients(self.vae), terms, *statistics])
         self.optimiser.step()
         if statistics and isinstance(self.vae.prior, GPPrior):
             self.vae.prior.inducing.natural_step(NaturalStatistics(*statistics), self.options.natural_rate)
@@ -88,7 +96,7 @@ class Exam:
         self.vae, self.options, self.rows = vae, options, rows
         self.noise = torch.Generator(rows.device)
         self._run: Callable[[Lesson | Ticket, float], Tensor] = self._judge
-        if available(rows.device) if options.capture is None else options.capture:
+        if _captures(options, rows.device, rows.team):
             self._run = Captured(self._judge, self.noise, min(rows.units, options.batch_size))
 
     @torch.no_grad()
@@ -96,14 +104,15 @@ class Exam:
         self.vae.eval()
         self.noise.manual_seed(self.options.seed)
         total = torch.zeros(2, dtype=torch.float64, device=self.rows.device)
-        for lesson in self.rows.in_order(self.vae):
+        for lesson in self.rows.in_order(self.vae, team=self.rows.team):
             total += self._run(lesson, 1.0)
+        self.rows.team.sum([total])
         bound, asked = (total / self.rows.length).tolist()
         return bound, asked
 
     def _judge(self, ticket: Lesson | Ticket, weight: float | Tensor) -> Tensor:
         lesson = ticket.lesson()
-        noise = self.vae.noise(lesson.shown, self.options.samples, self.noise)
+        noise = lesson.noise(self.vae, self.options.samples, self.noise)
         terms, asked = estimate(self.vae, lesson, noise)
         return torch.stack([terms.data, asked])
 
@@ -127,9 +136,23 @@ def estimate(vae: ConditionalVAE, lesson: Lesson, noise: Noise) -> tuple[Terms, 
     shown, q = lesson.shown, vae.covariate_posterior
     sight = q.sight(shown)
     terms = bound(vae, shown, lesson.how, noise, q(shown, sight))
+    if lesson.part is not None:
+        terms = replace(terms, kl_inducing=lesson.part.once * terms.kl_inducing)
     if lesson.hidden is None:
         return terms, shown.x.new_zeros(())
     return terms, shown.scale * recall(q(lesson.hidden, sight), shown, lesson.hidden, vae.space)
+
+
+def _captures(options: FitOptions, device: torch.device, team: Team) -> bool:
+    return team.size == 1 and (available(device) if options.capture is None else options.capture)
+
+
+def _gradients(vae: ConditionalVAE) -> list[Tensor]:
+    """Of every parameter: zero where this part of a batch says nothing of it."""
+    for parameter in vae.parameters():
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    return [parameter.grad for parameter in vae.parameters() if parameter.grad is not None]
 
 
 def _optimiser(vae: ConditionalVAE, options: FitOptions, units: int, capturable: bool) -> torch.optim.Optimizer:

@@ -18,6 +18,7 @@ from lacova.archive import digest
 from lacova.batches import Batches
 from lacova.covariates.law import Belief, RowPrior
 from lacova.covariates.recall import hide as hidden_more
+from lacova.distributed import ALONE, Team
 from lacova.options import FitOptions
 from lacova.parquet import Layout, Part, Source, beginnings
 from lacova.rows import Lesson, Rows, TableRows
@@ -58,14 +59,15 @@ class StreamRows(Rows):
         share: of each covariate's entries that recall hides (Q,).
         options: how to train.
         device: where batches live.
+        team: the processes that share batches; each reads all rows.
     """
 
     def __init__(
         self, source: Source, layout: Layout, columns: Sequence[str], encode: Callable[[pa.Table], Table],
-        sample: Table, share: Tensor, options: FitOptions, device: torch.device,
+        sample: Table, share: Tensor, options: FitOptions, device: torch.device, team: Team = ALONE,
     ) -> None:  # fmt: skip
         self.source, self.layout, self.columns, self.encode = source, layout, columns, encode
-        self.share, self.options, self.device = share, options, device
+        self.share, self.options, self.device, self.team = share, options, device, team
         self.sample = TableRows(sample, share, options, device)
         self.length, self.units = int(layout.rows.sum()), int(layout.units.sum())
         self.size = min(options.batch_size, self.units)
@@ -78,11 +80,10 @@ class StreamRows(Rows):
 
     def epoch(self, vae: ConditionalVAE, epoch: int, first: int = 0) -> Iterator[Lesson]:
         order = torch.randperm(len(self.layout.units), generator=self._generator(epoch, 0))
-        return self._lessons(vae, order.tolist(), epoch, first * self.size, shuffled=True, hide=True)
+        return self._lessons(vae, order.tolist(), epoch, first * self.size, None, self.team, hide=True)
 
-    def in_order(self, vae: ConditionalVAE, *, hide: bool = True) -> Iterator[Lesson]:
-        for lesson in self._lessons(vae, list(range(len(self.layout.units))), 0, 0, shuffled=False, hide=hide):
-            yield lesson._replace(shown=replace(lesson.shown, scale=1.0))
+    def in_order(self, vae: ConditionalVAE, *, hide: bool = True, team: Team = ALONE) -> Iterator[Lesson]:
+        return self._lessons(vae, list(range(len(self.layout.units))), 0, 0, 1.0, team, hide=hide)
 
     def complete(self, vae: ConditionalVAE, noise: torch.Generator) -> Table:
         """Of the sample."""
@@ -99,11 +100,13 @@ class StreamRows(Rows):
         return torch.Generator().manual_seed((1_000_003 * self.options.seed + epoch + 7_368_787_003 * part) % 2**63)
 
     def _lessons(
-        self, vae: ConditionalVAE, pieces: list[int], epoch: int, skip: int, *, shuffled: bool, hide: bool
-    ) -> Iterator[Lesson]:
+        self, vae: ConditionalVAE, pieces: list[int], epoch: int, skip: int, scale: float | None, team: Team, *,
+        hide: bool,
+    ) -> Iterator[Lesson]:  # fmt: skip
+        """Shuffled, if the batches are to be scaled."""
         rest: Buffer | None = None
         left = self.units - skip
-        made = self._buffers(pieces, epoch, skip, shuffled, hide)
+        made = self._buffers(pieces, epoch, skip, scale is None, hide)
         with closing(ahead(made) if self.ahead else made) as buffers:
             for prepared in buffers:
                 new = prepared.to(self.device)
@@ -112,10 +115,7 @@ class StreamRows(Rows):
                 hidden = None if buffer.hidden is None else Batches(buffer.hidden)
                 ready = len(order) if len(order) >= left else len(order) // self.size * self.size
                 for units in order[:ready].split(self.size) if ready else ():
-                    rows, unit = shown.rows(units)
-                    how = vae.plan(buffer.mask[rows], unit, self.options.samples, self.options.cap).to(self.device)
-                    batch = replace(shown.batch(units), scale=self.units / len(units))
-                    yield Lesson(batch, how, None if hidden is None else hidden.batch(units))
+                    yield self._lesson(vae, shown, hidden, buffer.mask, units, scale, team)
                 left -= ready
                 rest = None if ready == len(order) else _keep(buffer, order[ready:])
 

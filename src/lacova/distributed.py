@@ -199,15 +199,20 @@ def _work(
     os.environ |= {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, torch.get_num_threads() // devices))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            found = _join(function, devices, 1, where)
-        except Exception as error:
-            (folder / f"{isinstance(error, OtherProcessError):d}-{rank}").write_bytes(_pickled(error))
-            return
+
+    def record(team: Team, device: torch.device) -> tuple[Any, list[tuple[type[Warning], str]]]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            found = function(team, device)
+        return found, [(warning.category, str(warning.message)) for warning in caught]
+
+    try:
+        found = _join(record, devices, 1, where)
+    except Exception as error:
+        (folder / f"{isinstance(error, OtherProcessError):d}-{rank}").write_bytes(_pickled(error))
+        return
     if rank == 0:
-        torch.save((found, [(warning.category, str(warning.message)) for warning in caught]), folder / RESULT)
+        torch.save(found, folder / RESULT)
 
 
 def _result(folder: Path) -> Any:
@@ -219,7 +224,7 @@ def _result(folder: Path) -> Any:
         raise KeyboardInterrupt
     found, said = torch.load(folder / RESULT, map_location="cpu", weights_only=False)
     for category, message in said:
-        warnings.warn(message, category, stacklevel=5)
+        warnings.warn(message, category, stacklevel=4)  # the caller of `fit`
     return found
 
 

@@ -79,7 +79,8 @@ class Ranks(Team):
         flat = [torch.cat([tensor.detach().flatten() for tensor in group]) for group in by_type.values()]
         self._meet()
         for buffer, group in zip(flat, by_type.values(), strict=True):
-            dist.all_reduce(buffer)
+            with _others():
+                dist.all_reduce(buffer)
             for tensor, total in zip(group, buffer.split([tensor.numel() for tensor in group]), strict=True):
                 tensor.detach().copy_(total.view_as(tensor))
 
@@ -106,13 +107,14 @@ class Ranks(Team):
         except OtherProcessError:
             raise
         except BaseException as error:
-            with suppress(RuntimeError):  # where others have gone already
+            with suppress(OtherProcessError):  # they have gone already
                 self._meet(failure=f"{type(error).__name__}: {error}")
             raise
 
     def _meet(self, failure: str | None = None, flag: bool = False) -> bool:
         state = torch.tensor([failure is not None, flag], dtype=torch.int32)
-        dist.all_reduce(state, op=dist.ReduceOp.MAX, group=self._control)
+        with _others():
+            dist.all_reduce(state, op=dist.ReduceOp.MAX, group=self._control)
         failed, said = state.tolist()
         if failed:
             told: list[str | None] = [None] * self.size
@@ -237,6 +239,14 @@ def _pickled(error: Exception) -> bytes:
     except Exception:
         return pickle.dumps(TrainingError(f"{type(error).__name__}: {error}"))
     return text
+
+
+@contextmanager
+def _others() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise OtherProcessError(f"another process has gone, or cannot be reached: {error}") from None
 
 
 @contextmanager

@@ -158,15 +158,13 @@ class TableRows(Rows):
         if self._by_reference and recall == bool(self.options.recall):
             yield from self._tickets(parts, scale)
             return
-        hidden = Batches(self.hidden_table, self.shown.size) if recall and self.hidden_table is not None else None
+        hidden = self.hidden_table if recall else None
         for units in parts:
             rows, unit = self.shown.rows(units)
             how = vae.plan(self.host.x_mask[rows], unit, self.options.samples, self.options.cap).to(self.device)
             shown = self.shown.batch(units)
-            yield Lesson(
-                shown if scale is None else replace(shown, scale=scale), how,
-                None if hidden is None else hidden.batch(units),
-            )  # fmt: skip
+            shown = shown if scale is None else replace(shown, scale=scale)
+            yield Lesson(shown, how, None if hidden is None else covered(shown, hidden, rows))
 
     def _tickets(self, parts: Sequence[Tensor], scale: float | None) -> Iterator[Ticket]:
         """All that the device must know of the batches goes there at once."""
@@ -188,6 +186,13 @@ class TableRows(Rows):
 
     def fingerprint(self) -> str:
         return digest({name: getattr(self.host, name) for name in ("y", "y_mask", "x", "x_mask", "patient")})
+
+
+def covered(shown: Batch, hidden: Table, rows: Tensor) -> Batch:
+    """A batch as the table with more hidden has it: only masks and priors of x differ."""
+    rows = rows.to(hidden.x_mask.device)
+    given = None if hidden.given is None else hidden.given.take(rows)
+    return replace(shown, x_mask=hidden.x_mask[rows], given=given)
 
 
 def _renew(old: Table, fresh: Table) -> None:

@@ -20,7 +20,7 @@ from lacova.covariates.law import Belief, RowPrior
 from lacova.covariates.recall import hide as hidden_more
 from lacova.options import FitOptions
 from lacova.parquet import Layout, Part, Source, beginnings
-from lacova.rows import Lesson, Rows, TableRows
+from lacova.rows import Lesson, Rows, TableRows, covered
 from lacova.table import Table
 from lacova.vae import ConditionalVAE
 
@@ -109,13 +109,13 @@ class StreamRows(Rows):
                 new = prepared.to(self.device)
                 buffer = new if rest is None else _join(rest, new)
                 shown, order = Batches(buffer.shown), buffer.order
-                hidden = None if buffer.hidden is None else Batches(buffer.hidden)
+                hidden = buffer.hidden
                 ready = len(order) if len(order) >= left else len(order) // self.size * self.size
                 for units in order[:ready].split(self.size) if ready else ():
                     rows, unit = shown.rows(units)
                     how = vae.plan(buffer.mask[rows], unit, self.options.samples, self.options.cap).to(self.device)
                     batch = replace(shown.batch(units), scale=self.units / len(units))
-                    yield Lesson(batch, how, None if hidden is None else hidden.batch(units))
+                    yield Lesson(batch, how, None if hidden is None else covered(batch, hidden, rows))
                 left -= ready
                 rest = None if ready == len(order) else _keep(buffer, order[ready:])
 

@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+DEVICE ?= cpu
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test lint types tests bench docs clean
@@ -23,7 +24,7 @@ tests: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2
 
 bench: $(VENV)/.installed-dev
-	$(BIN)/python benchmarks/training_step.py
+	$(BIN)/python benchmarks/steps.py --device $(DEVICE) --out bench.json
 	$(BIN)/python benchmarks/expectations.py
 
 docs: $(VENV)/.installed-dev

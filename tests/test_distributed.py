@@ -57,7 +57,7 @@ class Member(Team):
 def parts(name, size, options=SETTINGS):
     """A model in double precision, and the rows of each member of a team of `size`."""
     model = MODELS[name]()
-    start = model._begin(table(), None, options, CPU, ALONE)
+    start = model._begin(table(), None, options, CPU)
     vae = model._assemble(start.codec, start.table, 0).double()
     if name != "cvae":
         vae.prior.inducing.shift += 1.0  # where it starts, the KL of q(v) is zero

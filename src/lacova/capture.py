@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -54,12 +55,14 @@ class Captured:
         if graph is None or not _fits(needed, graph.sizes):
             known = {name: 0 for name in needed} if graph is None else graph.sizes
             sizes = {name: max(known[name], _room(size, name, lesson)) for name, size in needed.items()}
+            start = time.perf_counter()
             seed, restore = self.generator.initial_seed(), None if self.undo is None else self.undo()
             self._graphs[kind] = graph = _Graph(self.run, self.generator, padded(lesson, sizes, self.units), sizes)
             if restore is not None:
                 restore()
             self.generator.manual_seed(seed)
-            log.info("captured a step for %s", ", ".join(f"{size} {name}" for name, size in sizes.items() if size))
+            room = ", ".join(f"{size} {name}" for name, size in sizes.items() if size)
+            log.info("captured a step for %s, in %.1f s", room, time.perf_counter() - start)
         return graph.replay(padded(lesson, graph.sizes, self.units), weight)
 
 

@@ -209,7 +209,9 @@ class Model(ABC):
         outcome = fit(vae, start.train, start.validation, settings, kept)
         return _Fitted(start.codec, start.fill, start.trained, vae), outcome
 
-    def _begin(self, train: Any, validation: Any, settings: FitOptions, device: torch.device, team: Team) -> _Start:
+    def _begin(
+        self, train: Any, validation: Any, settings: FitOptions, device: torch.device, team: Team = ALONE
+    ) -> _Start:
         """Read the rows, once if they do not fit memory, and learn of them what comes before the networks."""
         columns, opened = self.schema.columns, self._opened(train)
         found, tally = None, Tally(self.schema)

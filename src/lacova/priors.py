@@ -27,7 +27,7 @@ from lacova.gp.predict import (
     predict_blocks,
     row_encoder_spread,
 )
-from lacova.gp.uncertain import excess, expected_kernel, inducing_root, points, uncertain
+from lacova.gp.uncertain import excess, expected_cross, expected_kernel, inducing_root, uncertain
 from lacova.linalg import cholesky, gaussian_kl
 from lacova.networks import LOG_VAR_RANGE, mlp
 
@@ -181,11 +181,11 @@ class GPPrior(LatentPrior):
     def _exact_bound(self, q: Whitened, s: Scenarios, batch: Batch, belief: Belief, mean: Tensor, var: Tensor) -> Bound:
         """The bound at mean projections, plus what the spread of uncertain rows adds."""
         kernel, inducing, space, noise = self.kernel, self.inducing.inputs, self.space, self.noise
-        anchor, inducing_white = points(inducing, space), inducing_root(kernel, inducing)
+        inducing_white = inducing_root(kernel, inducing)
         if not self.couples_rows:
             rows = torch.arange(len(batch), device=batch.x.device)
             inputs = uncertain(batch.x, batch.x_mask, belief, space)
-            first = expected_kernel(kernel, anchor, inputs, kernel.shared)
+            first = expected_cross(kernel, inducing, inputs, kernel.shared, space)
             a = inducing_white @ first
             one = torch.ones(len(batch), dtype=self.dtype, device=a.device)
             prior_var = kernel.diagonal(batch.x, kernel.shared)
@@ -197,7 +197,7 @@ class GPPrior(LatentPrior):
             known = batch.x_mask[s.row]
             known = known | self.completed
             inputs = uncertain(s.x, known, belief.take(s.row), space)
-            first = expected_kernel(kernel, anchor, inputs, kernel.shared)
+            first = expected_cross(kernel, inducing, inputs, kernel.shared, space)
             a = inducing_white @ first
             pad = s.blocks
             block = inputs.take(pad.places)

@@ -136,7 +136,7 @@ class Rows(ABC):
         """A text that differs where rows do, so that a checkpoint is not taken for one of other rows."""
 
     def _lesson(
-        self, vae: ConditionalVAE, shown: Batches, hidden: Batches | None, mask: Tensor, units: Tensor,
+        self, vae: ConditionalVAE, shown: Batches, hidden: Table | None, mask: Tensor, units: Tensor,
         scale: float | None, team: Team,
     ) -> Lesson:  # fmt: skip
         """The batch of some units, or the part of this process: whole units, next to one another.
@@ -155,7 +155,7 @@ class Rows(ABC):
         rows, unit = shown.rows(units)
         how = vae.plan(mask[rows], unit, self.options.samples, self.options.cap).to(self.device)
         batch = replace(shown.batch(units), scale=scale)
-        return Lesson(batch, how, None if hidden is None else hidden.batch(units), part)
+        return Lesson(batch, how, None if hidden is None else covered(batch, hidden, rows), part)
 
 
 class TableRows(Rows):
@@ -214,7 +214,7 @@ class TableRows(Rows):
         if self._by_reference and recall == bool(self.options.recall):
             yield from self._tickets(parts, scale)
             return
-        hidden = Batches(self.hidden_table, self.shown.size) if recall and self.hidden_table is not None else None
+        hidden = self.hidden_table if recall else None
         for units in parts:
             yield self._lesson(vae, self.shown, hidden, self.host.x_mask, units, scale, team)
 
@@ -238,6 +238,13 @@ class TableRows(Rows):
 
     def fingerprint(self) -> str:
         return digest({name: getattr(self.host, name) for name in ("y", "y_mask", "x", "x_mask", "patient")})
+
+
+def covered(shown: Batch, hidden: Table, rows: Tensor) -> Batch:
+    """A batch as the table with more hidden has it: only masks and priors of x differ."""
+    rows = rows.to(hidden.x_mask.device)
+    given = None if hidden.given is None else hidden.given.take(rows)
+    return replace(shown, x_mask=hidden.x_mask[rows], given=given)
 
 
 def _renew(old: Table, fresh: Table) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lacova.capture import Captured, available
+from lacova.capture import Captured, available, log
 from lacova.covariates.expectation import Noise
 from lacova.covariates.recall import recall
 from lacova.distributed import ALONE, Team
@@ -44,7 +45,12 @@ class Step:
         self.noise = torch.Generator(device)
         capture = _captures(options, device, team)
         self.optimiser = _optimiser(vae, options, units, capturable=capture)
-        self._loss = torch.compile(loss, dynamic=False, options=COMPILE) if options.compile else loss
+        compiled = (
+            capture and find_spec("triton") is not None and options.worth_compiling(-(-units // options.batch_size))
+        )
+        self._loss = torch.compile(loss, dynamic=False, options=COMPILE) if compiled else loss
+        if available(device):
+            log.info("steps are %s%s", "captured" if capture else "taken one by one", ", compiled" * compiled)
         self._run: Callable[[Lesson | Ticket, float], Tensor] = self._take
         if capture:
             self._run = Captured(self._take, self.noise, min(units, options.batch_size), self._undo)

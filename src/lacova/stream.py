@@ -112,7 +112,7 @@ class StreamRows(Rows):
                 new = prepared.to(self.device)
                 buffer = new if rest is None else _join(rest, new)
                 shown, order = Batches(buffer.shown), buffer.order
-                hidden = None if buffer.hidden is None else Batches(buffer.hidden)
+                hidden = buffer.hidden
                 ready = len(order) if len(order) >= left else len(order) // self.size * self.size
                 for units in order[:ready].split(self.size) if ready else ():
                     yield self._lesson(vae, shown, hidden, buffer.mask, units, scale, team)

@@ -4,7 +4,15 @@ import torch
 
 from lacova.covariates.law import Belief
 from lacova.gp.bounds import project
-from lacova.gp.uncertain import excess, expected_kernel, expected_outer, inducing_root, points, uncertain
+from lacova.gp.uncertain import (
+    excess,
+    expected_cross,
+    expected_kernel,
+    expected_outer,
+    inducing_root,
+    points,
+    uncertain,
+)
 from tests.gp import toys
 from tests.gp.test_bounds import random_q
 
@@ -74,9 +82,15 @@ def test_moments_agree_with_a_million_samples():
     torch.testing.assert_close(outer, torch.einsum("lmn,lkn->lmk", k, k) / count, rtol=0, atol=2e-3)
 
 
+def test_cross_expectations_are_those_of_a_known_and_an_uncertain_input():
+    t, x = inputs()
+    want = expected_kernel(t.kernel, points(t.inducing, SPACE), x, t.kernel.shared)
+    torch.testing.assert_close(expected_cross(t.kernel, t.inducing, x, t.kernel.shared, SPACE), want)
+
+
 def surplus(kernel, s, x, weight, q, jitter=None):
     """The excess, and the mean projections beyond which it is."""
-    root, first = inducing_root(kernel, s, jitter), expected_kernel(kernel, points(s, SPACE), x, kernel.shared)
+    root, first = inducing_root(kernel, s, jitter), expected_cross(kernel, s, x, kernel.shared, SPACE)
     return excess(kernel, s, x, first, weight, q, root, SPACE)[0], root @ first
 
 

@@ -42,7 +42,7 @@ class Whitened:
     def kl(self) -> Tensor:
         """KL[N(m, H) ‖ N(0, I)], summed over latent dimensions."""
         size = self.mean.shape[-1]
-        trace = self.root.square().sum((-2, -1))
+        trace: Tensor = torch.linalg.vector_norm(self.root, dim=(-2, -1)) ** 2
         return 0.5 * (trace + self.mean.square().sum(-1) - size + log_det(self.precision_factor)).sum()
 
 

@@ -76,6 +76,31 @@ def expected_kernel(kernel: AdditiveKernel, one: Inputs, two: Inputs, part: Sequ
     return total
 
 
+def expected_cross(kernel: AdditiveKernel, s: Tensor, x: Inputs, part: Sequence[int], space: CovariateSpace) -> Tensor:
+    """E[k(s, x)] (L×M×n) between known inputs s (M×Q) and uncertain ones.
+
+    The exponent is −½ Σ_c p_ci (μ_ci − s_cj)² plus a term of i: multiplied out, one product of matrices.
+    """
+    anchor = points(s, space)
+    total = x.mean.new_zeros(kernel.log_variance.shape[1], len(s), len(x.mean))
+    for r in part:
+        exponent = kernel.log_variance[r].double()[:, None, None]
+        row_features, point_features = [], []
+        for c, log_lengthscale in kernel.scales(r):
+            square = torch.exp(2.0 * log_lengthscale.double())[:, None]
+            mu, spread, place = x.mean[:, c], square + x.var[:, c], anchor.mean[:, c]
+            exponent = exponent - 0.5 * (spread / square).log()[:, None]
+            row_features += [1.0 / spread, mu / spread, mu**2 / spread]
+            point_features += [place**2, -2.0 * place, torch.ones_like(place)]
+        if row_features:
+            exponent = exponent - 0.5 * torch.stack(point_features, -1) @ torch.stack(row_features, -2)
+        value = exponent.exp().expand_as(total)
+        for c in kernel.levels(r):
+            value = value * (anchor.prob[:, c] @ x.prob[:, c].mT)
+        total = total + value
+    return total
+
+
 def expected_outer(kernel: AdditiveKernel, s: Tensor, x: Inputs, weight: Tensor, space: CovariateSpace) -> Tensor:
     """Σ_i w_i E[k(S, x_i) k(x_i, S)] (L×M×M) over the shared components, for weights (L×n)."""
     size, latent = len(s), weight.shape[0]

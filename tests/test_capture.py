@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import lacova
-from lacova.capture import _kind, _sizes, padded
+import lacova.capture
+from lacova.capture import Captured, _kind, _sizes, padded
 from lacova.covariates.expectation import Noise
 from lacova.covariates.recall import hidden_share
 from lacova.options import FitOptions
@@ -89,6 +90,28 @@ def test_padding_counts_for_nothing(make, cap):
             found.append([*parts, *(terms.statistics or ())])
         for one, two in zip(*found, strict=True):
             torch.testing.assert_close(two, one, rtol=1e-9, atol=1e-9)
+
+
+def test_what_cannot_be_captured_is_done_batch_by_batch(monkeypatch, caplog):
+    """As if nothing had been tried: the same weights as by a step that never meant to capture."""
+    weights = []
+    for capture in (False, True):
+        vae, options, rows = lesson_of("patients", None)
+
+        def broken(run, generator, lesson, sizes):
+            run(lesson, 1.0)  # the warm-up moves the weights
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+        monkeypatch.setattr(lacova.capture, "_Graph", broken)
+        step = Step(vae, options, rows.units, rows.length, rows.device)
+        if capture:
+            step._run = Captured(step._take, step.noise, 7, step._undo, step._give_up)
+        for number, lesson in enumerate(rows.epoch(vae, 0)):
+            step(lesson, number, 1.0)
+        weights.append({name: value.clone() for name, value in vae.state_dict().items()})
+    assert "taken one by one: operation not permitted" in caplog.text
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, rtol=0, atol=0)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

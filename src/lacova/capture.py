@@ -39,37 +39,52 @@ class Captured:
         generator: the source of its noise.
         units: most units of a batch.
         undo: makes a copy of what `run` changes, and returns a function that puts it back: for the warm-up.
+        give_up: called where nothing can be recorded; `run` is then called batch by batch.
     """
 
     def __init__(
-        self, run: Callable[[Lesson | Ticket, Tensor], Tensor], generator: torch.Generator, units: int,
-        undo: Callable[[], Callable[[], None]] | None = None,
+        self, run: Callable[[Lesson | Ticket, Any], Tensor], generator: torch.Generator, units: int,
+        undo: Callable[[], Callable[[], None]] | None = None, give_up: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        self.run, self.generator, self.units, self.undo = run, generator, units, undo
+        self.run, self.generator, self.units, self.undo, self.give_up = run, generator, units, undo, give_up
+        self._eager = False
         self._graphs: dict[tuple[bool, ...], _Graph] = {}
 
     def __call__(self, lesson: Lesson | Ticket, weight: float) -> Tensor:
         """What `run` returns for this batch: a tensor that the next call overwrites."""
         kind, needed = _kind(lesson), _sizes(lesson)
         graph = self._graphs.get(kind)
-        if graph is None or not _fits(needed, graph.sizes):
+        if not self._eager and (graph is None or not _fits(needed, graph.sizes)):
             known = {name: 0 for name in needed} if graph is None else graph.sizes
             sizes = {name: max(known[name], _room(size, name, lesson)) for name, size in needed.items()}
-            start = time.perf_counter()
-            seed, restore = self.generator.initial_seed(), None if self.undo is None else self.undo()
-            self._graphs[kind] = graph = _Graph(self.run, self.generator, padded(lesson, sizes, self.units), sizes)
-            if restore is not None:
-                restore()
-            self.generator.manual_seed(seed)
+            graph = self._record(lesson, kind, sizes)
+        if self._eager or graph is None:
+            return self.run(lesson, weight)
+        return graph.replay(padded(lesson, graph.sizes, self.units), weight)
+
+    def _record(self, lesson: Lesson | Ticket, kind: tuple[bool, ...], sizes: dict[str, int]) -> _Graph | None:
+        start, seed = time.perf_counter(), self.generator.initial_seed()
+        restore = None if self.undo is None else self.undo()
+        try:
+            self._graphs[kind] = _Graph(self.run, self.generator, padded(lesson, sizes, self.units), sizes)
+        except RuntimeError as error:
+            self._eager = True
+            log.warning("steps cannot be captured and are taken one by one: %s", str(error).split("\n")[0])
+            if self.give_up is not None:
+                self.give_up()
+        else:
             room = ", ".join(f"{size} {name}" for name, size in sizes.items() if size)
             log.info("captured a step for %s, in %.1f s", room, time.perf_counter() - start)
-        return graph.replay(padded(lesson, graph.sizes, self.units), weight)
+        if restore is not None:
+            restore()
+        self.generator.manual_seed(seed)
+        return self._graphs.get(kind)
 
 
 class _Graph:
     def __init__(
         self,
-        run: Callable[[Lesson | Ticket, Tensor], Tensor],
+        run: Callable[[Lesson | Ticket, Any], Tensor],
         generator: torch.Generator,
         lesson: Lesson | Ticket,
         sizes: dict[str, int],

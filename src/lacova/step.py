@@ -53,7 +53,7 @@ class Step:
             log.info("steps are %s%s", "captured" if capture else "taken one by one", ", compiled" * compiled)
         self._run: Callable[[Lesson | Ticket, float], Tensor] = self._take
         if capture:
-            self._run = Captured(self._take, self.noise, min(units, options.batch_size), self._undo)
+            self._run = Captured(self._take, self.noise, min(units, options.batch_size), self._undo, self._give_up)
 
     def __call__(self, lesson: Lesson | Ticket, number: int, weight: float) -> Tensor:
         """Take one step and return its TERMS, detached, on the device.
@@ -78,6 +78,10 @@ class Step:
         if statistics and isinstance(self.vae.prior, GPPrior):
             self.vae.prior.inducing.natural_step(NaturalStatistics(*statistics), self.options.natural_rate)
         return terms
+
+    def _give_up(self) -> None:
+        """Nothing compiled either, should that have been the reason."""
+        self._loss = loss
 
     def _undo(self) -> Callable[[], None]:
         """A function that puts parameters, buffers and the optimiser back to where they are now, in place."""

@@ -60,7 +60,7 @@ class Moments:
                 f"{role} column(s) {some(constant)} are constant in training; "
                 "kept with scale 1, but they carry no information.",
                 UserWarning,
-                stacklevel=6,  # whoever called fit
+                stacklevel=7,  # whoever called fit
             )
         if scaling == "none":
             return np.zeros(len(names)), np.ones(len(names))

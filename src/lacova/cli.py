@@ -158,7 +158,6 @@ def fit(
     from lacova.distributed import writes
     from lacova.files import check_folder, write_table
     from lacova.interrupt import InterruptedWarning
-    from lacova.models import CVAE, Covariates, GPPriorVAE
     from lacova.schema import DataError, Schema
 
     main = devices * nodes == 1 or writes()
@@ -167,25 +166,15 @@ def fit(
     going_on = _check_checkpoint(checkpoint, checkpoint_every, resume, force)
     _check_run(out, force or going_on)
     check_folder(out.parent)
-    if covariates not in get_args(Covariates):
-        raise ValueError(f"--covariates is {covariates!r}; expected one of {', '.join(get_args(Covariates))}.")
     if not schema.exists():
         raise DataError(f"there is no file {schema}; `lacova schema {data} --out {schema}` proposes one.")
     roles = Schema.from_toml(schema)
+    learner = _learner(roles, model, prior, latent_dim, covariates)
     table, held_out = _table(data, stream), None
     if validation is not None:
         held_out = _table(validation, stream)
     else:
         table, held_out = _split(table, roles, validation_share, seed)
-    longitudinal = roles.instance is not None or roles.time is not None
-    settings: dict[str, Any] = {"latent_dim": latent_dim, "covariates": covariates}
-    learner: Model
-    if model == ModelName.cvae or (model == ModelName.auto and not longitudinal):
-        if prior is not None:
-            raise ValueError("--prior is a formula for the GP prior; add --model gp.")
-        learner = CVAE(roles, **settings)
-    else:
-        learner = GPPriorVAE(roles, prior=prior, **settings)
     rows = f"{len(table)} rows" if isinstance(table, pd.DataFrame) else str(data)
     if isinstance(held_out, pd.DataFrame):
         rows += f", {len(held_out)} more to stop early on"
@@ -358,6 +347,21 @@ def _version(version: Annotated[bool, typer.Option("--version", help="print the 
 
         typer.echo(lacova.__version__)
         raise typer.Exit(0)
+
+
+def _learner(roles: Schema, name: ModelName, prior: str | None, latent_dim: int, covariates: str) -> Model:
+    """The model that was asked for, or that suits the schema."""
+    from lacova.models import CVAE, Covariates, GPPriorVAE
+
+    if covariates not in get_args(Covariates):
+        raise ValueError(f"--covariates is {covariates!r}; expected one of {', '.join(get_args(Covariates))}.")
+    settings: dict[str, Any] = {"latent_dim": latent_dim, "covariates": covariates}
+    longitudinal = roles.instance is not None or roles.time is not None
+    if name == ModelName.gp or (name == ModelName.auto and longitudinal):
+        return GPPriorVAE(roles, prior=prior, **settings)
+    if prior is not None:
+        raise ValueError("--prior is a formula for the GP prior; add --model gp.")
+    return CVAE(roles, **settings)
 
 
 def _say(text: str, quiet: bool) -> None:

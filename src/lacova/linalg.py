@@ -73,8 +73,9 @@ def gaussian_kl(mean_q: Tensor, var_q: Tensor, mean_p: Tensor, var_p: Tensor) ->
 
 
 def _factor(matrix: Tensor) -> Tensor:
-    """Cholesky factor. The host raises where there is none; a GPU, which would have to wait, marks it with NaN."""
-    if not matrix.is_cuda:
+    """Cholesky factor; raises where there is none. A graph, which cannot wait for the answer, marks it with NaN."""
+    recorded = matrix.is_cuda and (torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing())
+    if not recorded:
         factor: Tensor = torch.linalg.cholesky(matrix)
         return factor
     factor, info = torch.linalg.cholesky_ex(matrix)

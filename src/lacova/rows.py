@@ -89,8 +89,8 @@ class Ticket:
         how = identity_plan(number, real, batch.x.shape[1], self.open, self.open_real)
         if hidden is None:
             return Lesson(batch, how, None)
-        given = None if hidden.given is None else hidden.given.take(rows)
-        return Lesson(batch, how, replace(batch, x_mask=hidden.x_mask[rows] | ~self.real[:, None], given=given))
+        more = covered(batch, hidden, rows)
+        return Lesson(batch, how, replace(more, x_mask=more.x_mask | ~self.real[:, None]))
 
 
 class Rows(ABC):

@@ -34,6 +34,7 @@ ORDER = [
     "batches",
     "networks",
     "likelihoods",
+    "intercepts",
     "covariates.belief",
     "covariates.mixture",
     "covariates.em",

@@ -137,7 +137,9 @@ def fit(
     prior: Annotated[str | None, typer.Option(help="formula of the GP prior, such as 'gp(day) + cat(sex)'")] = None,
     latent_dim: Annotated[int, typer.Option(help="dimensions of z")] = 8,
     covariates: Annotated[str, typer.Option(help="how to treat gaps in covariates")] = "joint",
-    epochs: Annotated[int, typer.Option(help="most passes over the rows")] = 200,
+    epochs: Annotated[
+        int | None, typer.Option(help="most passes over the rows; 200, or more for small tables", show_default=False)
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(help="rows (100), or instances (20), per step")] = None,
     stream: Stream = False,
     checkpoint_every: Annotated[

@@ -118,6 +118,10 @@ class Tally:
     def measurement_scales(self, scaling: Scaling) -> tuple[Floats, Floats]:
         return self._y.scales(self.schema.measurements, "measurement", scaling)
 
+    def constant(self) -> npt.NDArray[np.bool_]:
+        """Which measurements take one value only (D,)."""
+        return np.asarray(self._y.low == self._y.high)
+
     def covariate_scales(self) -> tuple[Floats, Floats]:
         """0 and 1 for categories."""
         shift, scale = np.zeros(len(self.schema.covariates)), np.ones(len(self.schema.covariates))

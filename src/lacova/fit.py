@@ -37,7 +37,7 @@ def fit(
     Ctrl-C ends training after the step at hand. Where there is a checkpoint, training goes on from it. Of several
     processes, which all do this at once, the main one has the checkpoint.
     """
-    team = train.team
+    team, options = train.team, options.settled(train.units)
     step = Step(vae, options, train.units, train.length, train.device, team)
     state = State(sums=torch.zeros(len(TERMS), dtype=torch.float64, device=train.device))
     if checkpoint is not None:
@@ -47,7 +47,7 @@ def fit(
     if validation is not None:
         validation.prepare(vae)
     exam = None if validation is None else Exam(vae, options, validation)
-    with noted_interrupt() as interrupt, progress(options.max_epochs, options.progress if team.main else False) as bar:
+    with noted_interrupt() as interrupt, progress(options.epochs, options.progress if team.main else False) as bar:
 
         def pause() -> bool:
             """Between two steps, when everything is whole: write it down if it is time, and say whether to stop."""
@@ -91,16 +91,16 @@ def _start_alike(team: Team, vae: ConditionalVAE, optimiser: torch.optim.Optimiz
 def _interrupted(state: State, options: FitOptions, checkpoint: Checkpoint | None) -> str:
     best = "last weights" if state.best_weights is None else f"best weights so far, of epoch {state.best_epoch + 1}"
     on = "" if checkpoint is None else f" To go on, fit in the same way with the checkpoint {checkpoint.path}."
-    done = f"{state.epoch} of {options.max_epochs} epochs"
+    done = f"{state.epoch} of {options.epochs} epochs"
     return f"training was interrupted after {done}; the model has the {best}.{on}"
 
 
 def _done(state: State, validated: bool, options: FitOptions) -> bool:
-    if state.epoch >= options.max_epochs:
+    if state.epoch >= options.epochs:
         return True
     if not validated or state.epoch == 0:
         return False
-    return state.epoch - 1 - max(state.best_epoch, options.warm_up) >= options.patience
+    return state.epoch - 1 - max(state.best_epoch, options.warm_up) >= options.waits
 
 
 def _epoch(

@@ -28,7 +28,7 @@ def imputation_draws(
             draws, *mean.shape, generator=generator, device=mean.device, dtype=mean.dtype
         )
         location = vae.decode(z.flatten(0, 1), x.flatten(0, 1)).unflatten(0, (draws, -1))
-        yield Draws(rows[seen.to(rows.device)], location, vae.likelihood.sample(location, generator), x)
+        yield Draws(rows[seen.to(rows.device)], *vae.observe(location, batch.take(seen), generator), x)
     unseen = ~table.y_mask.any(1).cpu()
     if unseen.any():
         yield from predictive_draws(vae, table, unseen, draws, generator, trained, alone)

@@ -38,9 +38,9 @@ class GaussianLikelihood(nn.Module):
     def var(self) -> Tensor:
         return self.floor + self.raw.exp()
 
-    def log_prob(self, location: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        """Per row, Σ_{d observed} log N(y_d | location_d, σ_d²)."""
-        var = self.var
+    def log_prob(self, location: Tensor, y: Tensor, mask: Tensor, extra: float | Tensor = 0.0) -> Tensor:
+        """Per row, Σ_{d observed} log N(y_d | location_d, σ_d² + extra_d)."""
+        var = self.var + extra
         each = -0.5 * ((y - location) ** 2 / var + var.log() + math.log(2.0 * math.pi))
         return torch.where(mask, each, 0.0).sum(-1)
 

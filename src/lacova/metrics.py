@@ -13,11 +13,11 @@ def gaussian_nll(location: Tensor, noise_var: Tensor, y: Tensor) -> Tensor:
 
     Args:
         location: locations per draw (draws×N×D).
-        noise_var: σ_d² (D,).
+        noise_var: variance about each location (D,), or draws×N×D.
         y: truth (N×D).
     """
     mean = location.mean(0)
-    var = location.var(0, unbiased=False) + noise_var
+    var = location.var(0, unbiased=False) + (noise_var if noise_var.dim() == 1 else noise_var.mean(0))
     return 0.5 * ((y - mean) ** 2 / var + var.log() + math.log(2.0 * math.pi))
 
 

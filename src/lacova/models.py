@@ -38,6 +38,7 @@ from lacova.gp.formula import components
 from lacova.gp.inducing import InducingPoints, spread_rows
 from lacova.gp.kernels import AdditiveKernel
 from lacova.impute import imputation_draws
+from lacova.intercepts import Intercepts, variance_parts
 from lacova.interrupt import InterruptedWarning
 from lacova.labels import Fingerprints
 from lacova.likelihoods import NOISE_FLOOR, GaussianLikelihood
@@ -141,12 +142,16 @@ class Model(ABC):
     decoder_sees_x: bool
     latent_weight: float
 
+    @property
+    def _has_intercepts(self) -> bool:
+        return False
+
     @abstractmethod
     def _latent_prior(self, codec: Codec, inputs: Callable[[int], Tensor]) -> LatentPrior:
         """p(z | x); `inputs` gives as many inducing inputs as are asked for, or as there are different rows."""
 
     def fit(
-        self, train: Any, validation: Any = None, *, max_epochs: int = 200,
+        self, train: Any, validation: Any = None, *, max_epochs: int | None = None,
         seed: int = 0, device: str = "auto", checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1000, checkpoint_keep: bool = False, devices: int = 1, nodes: int = 1, **options: Any,
     ) -> Self:  # fmt: skip
@@ -159,7 +164,7 @@ class Model(ABC):
             train: the training rows: a pandas or polars DataFrame, a pyarrow Table, or, for what does not fit memory,
                 the path of a Parquet file or of a folder of them, or a pyarrow Dataset; see docs/scaling.md.
             validation: rows to stop early on; the best weights are restored. Without them, all epochs are run.
-            max_epochs: most passes over the rows.
+            max_epochs: most passes over the rows; None for 200, or more where these are fewer than 3,000 steps.
             seed: the same seed gives the same model on the same CPU, bit for bit.
             device: "auto", "cpu", "cuda", or any torch device.
             checkpoint: a file to write now and then, so that training which is killed is not lost: the same call goes
@@ -231,19 +236,26 @@ class Model(ABC):
             new = codec.encode(to_pandas(data, columns)[0])
             return new if fill is None else fill(new)
 
-        def stream(source: Source, layout: Layout) -> Rows:
-            return StreamRows(source, layout, columns, encode, table, share, settings, device, team)
+        varied = torch.as_tensor(~tally.constant())
+
+        def encode_exam(data: Any) -> Table:
+            """Noise is next to nothing where training rows are all alike: one other value would decide everything."""
+            new = encode(data)
+            return replace(new, y=new.y * varied, y_mask=new.y_mask & varied)
+
+        def stream(source: Source, layout: Layout, read: Callable[[Any], Table]) -> Rows:
+            return StreamRows(source, layout, columns, read, table, share, settings, device, team)
 
         held_out, exam = self._opened(validation), None
         if isinstance(held_out, Source):
-            exam = stream(held_out, lay_out(held_out, columns, encode))
+            exam = stream(held_out, lay_out(held_out, columns, encode), encode_exam)
         elif held_out is not None:
-            exam = TableRows(encode(held_out), share, settings, device, team)
+            exam = TableRows(encode_exam(held_out), share, settings, device, team)
         if found is None:
             rows = TableRows(table, share, settings, device, team)
             return _Start(codec, fill, table, rows, exam, frozenset(table.labels))
         trained = Fingerprints(found.layout.prints)
-        return _Start(codec, fill, table, stream(opened, found.layout), exam, trained)
+        return _Start(codec, fill, table, stream(opened, found.layout, encode), exam, trained)
 
     def _opened(self, data: Any, measurements: bool = True) -> Any:
         """What is behind a path or a dataset: a source to read bit by bit, or a table; a table is itself."""
@@ -255,7 +267,11 @@ class Model(ABC):
         marginal.override(codec, self.covariate_prior)
         prior = self._covariate_prior(codec, table, marginal, seed)
         latent = self._latent_prior(codec, partial(_inducing_inputs, codec, table, marginal, seed))
-        return self._join(codec, marginal, prior, latent, GaussianLikelihood.learn(table, self.noise_floor))
+        if not self._has_intercepts:
+            return self._join(codec, marginal, prior, latent, GaussianLikelihood.learn(table, self.noise_floor))
+        between, within = variance_parts(table)
+        noise = GaussianLikelihood(within, self.noise_floor)
+        return self._join(codec, marginal, prior, latent, noise, Intercepts(between))
 
     def _blank(self, codec: Codec, sizes: Mapping[str, int]) -> ConditionalVAE:
         """Of the right shape, to read stored numbers into; `sizes` are those that training rows decide."""
@@ -271,11 +287,12 @@ class Model(ABC):
                 prior = LongitudinalPrior(mixture, FactorisedPrior.blank(space), rates, self._time(codec), generators)
         latent = self._latent_prior(codec, lambda _: torch.zeros(sizes["inducing"], len(space.names)))
         likelihood = GaussianLikelihood(torch.ones(len(self.schema.measurements)), self.noise_floor)
-        return self._join(codec, marginal, prior, latent, likelihood)
+        intercepts = Intercepts(torch.ones(len(self.schema.measurements))) if self._has_intercepts else None
+        return self._join(codec, marginal, prior, latent, likelihood, intercepts)
 
     def _join(
         self, codec: Codec, marginal: FactorisedPrior, prior: CovariatePrior, latent: LatentPrior,
-        likelihood: GaussianLikelihood,
+        likelihood: GaussianLikelihood, intercepts: Intercepts | None = None,
     ) -> ConditionalVAE:  # fmt: skip
         measurements = len(self.schema.measurements)
         seen = 0 if self.covariates == "paper" else measurements
@@ -285,7 +302,7 @@ class Model(ABC):
             covariate_posterior=AmortisedPosterior(
                 codec.space, seen, marginal, "given" if isinstance(prior, LongitudinalPrior) else "marginal"
             ),
-            likelihood=likelihood,
+            likelihood=likelihood, intercepts=intercepts,
         )  # fmt: skip
 
     def _covariate_prior(self, codec: Codec, table: Table, marginal: FactorisedPrior, seed: int) -> CovariatePrior:
@@ -691,12 +708,14 @@ class GPPriorVAE(Model):
 
     def __init__(
         self, schema: Schema, *, prior: str | None = None, kernels: Mapping[str, nn.Module] | None = None,
-        inducing: int = 60, expectation: Literal["sample", "exact"] = "sample", **settings: Any,
+        inducing: int = 60, expectation: Literal["sample", "exact"] = "sample", patient_effects: bool = True,
+        **settings: Any,
     ) -> None:  # fmt: skip
         super().__init__(schema, **settings)
         if expectation not in ("sample", "exact"):
             raise ValueError(f"expectation is {expectation!r}; expected 'sample' or 'exact'.")
         self.expectation = expectation
+        self.patient_effects = patient_effects
         self.kernels = dict(kernels or {})
         self.components = components(prior, schema, self.kernels)
         check_passed(self.components, self.kernels, schema)
@@ -707,6 +726,10 @@ class GPPriorVAE(Model):
                 f'{sampled.formula(schema)!r}; use expectation="sample".'
             )
         self.inducing = _count(inducing, "inducing")
+
+    @property
+    def _has_intercepts(self) -> bool:
+        return self.patient_effects and self.schema.instance is not None
 
     @property
     def formula(self) -> str:

@@ -15,10 +15,17 @@ LOG_VAR_RANGE = (-14.0, 8.0)
 
 @dataclass(frozen=True)
 class Dense:
-    """Fully connected encoder and decoder; `encoder` and `decoder` are hidden widths, () for a linear map."""
+    """Fully connected encoder and decoder.
+
+    Args:
+        encoder, decoder: hidden widths, () for a linear map.
+        linear: give the decoder a linear path beside its hidden layers, which then start at zero: what is linear is
+            learnt first.
+    """
 
     encoder: tuple[int, ...] = (128, 64)
     decoder: tuple[int, ...] = (64, 128)
+    linear: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,7 @@ class Conv:
 
 
 PRESETS: dict[str, Dense | Conv] = {
-    "clinical": Dense((128, 64), (64, 128)),  # the paper's table for the clinical trial
+    "clinical": Dense((128, 64), (64, 128), linear=True),  # the paper's table for the clinical trial, and a linear path
     "rotated-digits": Conv(),  # the paper's table for 36×36 digits
     "dense-digits": Dense((300, 30), (30, 300)),  # the same widths without the convolutions
 }
@@ -107,6 +114,7 @@ class Decoder(nn.Module):
     def __init__(self, architecture: Dense | Conv, latent_dim: int, features: int, measurements: int) -> None:
         super().__init__()
         inputs = latent_dim + features
+        self.linear: nn.Linear | None = None
         if isinstance(architecture, Conv):
             _check_image(architecture, measurements)
             height, width = (side // 4 for side in architecture.image)
@@ -119,10 +127,14 @@ class Decoder(nn.Module):
             )  # fmt: skip
         else:
             self.network = mlp([inputs, *architecture.decoder, measurements])
+            if architecture.linear and architecture.decoder:
+                self.linear = nn.Linear(inputs, measurements)
+                for parameter in self.network[-1].parameters():
+                    nn.init.zeros_(parameter)
 
     def forward(self, inputs: Tensor) -> Tensor:
         out: Tensor = self.network(inputs)
-        return out
+        return out if self.linear is None else out + self.linear(inputs)
 
 
 def _check_image(architecture: Conv, measurements: int) -> None:

@@ -83,6 +83,9 @@ def bound(vae: ConditionalVAE, batch: Batch, how: Plan, noise: Noise, q_x: Belie
         location = vae.decode(z.flatten(0, 1), batch.x)
         fit = vae.likelihood.log_prob(location.unflatten(0, z.shape[:2]), batch.y, batch.y_mask)
         reconstruction = fit.mean(0).sum()
+        if vae.intercepts is not None:
+            gain = vae.intercepts.gain(location.unflatten(0, z.shape[:2]), batch, vae.likelihood.var)
+            reconstruction = reconstruction + gain.mean(0).sum()
     return Terms(batch.scale * reconstruction, prior.latent, prior.inducing, kl_covariates, prior.statistics)
 
 
@@ -109,7 +112,10 @@ def log_likelihood(vae: ConditionalVAE, batch: Batch, draws: int, generator: tor
     z = mean + var.sqrt() * torch.randn(draws, *mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
     flat_x, flat_z = x.flatten(0, 1), z.flatten(0, 1)
     prior_mean, prior_var = vae.prior.predict(flat_x, torch.arange(draws * n, device=x.device))
-    fit = vae.likelihood.log_prob(vae.decode(flat_z, flat_x), batch.y.repeat(draws, 1), batch.y_mask.repeat(draws, 1))
+    extra = 0.0 if vae.intercepts is None else vae.intercepts.var  # of a row by itself
+    fit = vae.likelihood.log_prob(
+        vae.decode(flat_z, flat_x), batch.y.repeat(draws, 1), batch.y_mask.repeat(draws, 1), extra
+    )
     weight = fit + _log_normal(flat_z, prior_mean, prior_var) - _log_normal(z, mean, var).flatten()
     weight = weight.unflatten(0, (draws, n))
     weight = weight + vae.covariate_prior.log_density(x, batch)

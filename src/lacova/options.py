@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 class TrainingError(RuntimeError):
     """Training cannot go on."""
 
 
+# How long to train unless told otherwise: so many epochs, or more if a small table has fewer steps in them.
+EPOCHS, STEPS = 200, 3000
+PATIENCE, PATIENT_STEPS = 30, 400
 LONG = 20_000  # steps that repay compilation: it takes 75 s, and saves some 4 ms a step on an H200
 
 
@@ -17,12 +20,13 @@ class FitOptions:
     """How to train.
 
     Args:
-        max_epochs: passes over the training rows.
+        max_epochs: passes over the training rows; None for 200, or more where they would be fewer than 3,000 steps.
         batch_size: rows per step, or patients per step where there is an instance column.
         learning_rate: of Adam for the networks.
         fast_learning_rate: of Adam for kernel parameters, inducing inputs and noise variances, on the log scale.
         natural_rate: step of the natural gradient of q(v), between 0 and 1.
-        patience: epochs without improvement on the validation rows before training stops.
+        patience: epochs without improvement on the validation rows before training stops; None for 30, or more where
+            they would be fewer than 400 steps.
         latent_weight, latent_epochs: the latent KL counts `latent_weight` times at first and falls, geometrically, to
             once after `latent_epochs` epochs (a third of `max_epochs`). This makes a decoder that sees x learn what x
             explains before z can take its place; `CVAE` therefore starts at 100.
@@ -41,12 +45,12 @@ class FitOptions:
         progress: show a progress bar on stderr; None shows it in a terminal only.
     """
 
-    max_epochs: int = 200
+    max_epochs: int | None = None
     batch_size: int = 100
     learning_rate: float = 1e-3
     fast_learning_rate: float = 1e-2
     natural_rate: float = 0.1
-    patience: int = 30
+    patience: int | None = None
     latent_weight: float = 1.0
     latent_epochs: int | None = None
     recall: float = 0.0
@@ -62,12 +66,10 @@ class FitOptions:
     def __post_init__(self) -> None:
         optional = {
             name: getattr(self, name)
-            for name in ("latent_epochs", "cap", "prior_every")
+            for name in ("max_epochs", "patience", "latent_epochs", "cap", "prior_every")
             if getattr(self, name) is not None
         }
-        needed = {
-            name: getattr(self, name) for name in ("max_epochs", "batch_size", "patience", "samples", "buffer_rows")
-        }
+        needed = {name: getattr(self, name) for name in ("batch_size", "samples", "buffer_rows")}
         for name, value in (needed | optional).items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
@@ -79,17 +81,34 @@ class FitOptions:
         if not 0 < self.natural_rate <= 1:
             raise ValueError(f"natural_rate must lie in (0, 1], got {self.natural_rate!r}.")
 
+    def settled(self, units: int) -> FitOptions:
+        """With as many epochs as so many rows or patients call for, where that was left open."""
+        steps = -(-units // min(units, self.batch_size))
+        epochs = max(EPOCHS, -(-STEPS // steps)) if self.max_epochs is None else self.max_epochs
+        patience = max(PATIENCE, -(-PATIENT_STEPS // steps)) if self.patience is None else self.patience
+        return replace(self, max_epochs=epochs, patience=patience)
+
+    @property
+    def epochs(self) -> int:
+        """Most passes over the rows, once that is settled."""
+        return EPOCHS if self.max_epochs is None else self.max_epochs
+
+    @property
+    def waits(self) -> int:
+        """Epochs without improvement before training stops, once that is settled."""
+        return PATIENCE if self.patience is None else self.patience
+
     def weight(self, epoch: int) -> float:
         """How often the latent KL counts in an epoch, numbered from 0."""
         return float(self.latent_weight ** max(0.0, 1.0 - epoch / max(1, self.warm_up)))
 
     def worth_compiling(self, steps: int) -> bool:
         """Whether so many steps per epoch repay the time that compilation takes."""
-        return self.max_epochs * steps >= LONG if self.compile is None else self.compile
+        return self.epochs * steps >= LONG if self.compile is None else self.compile
 
     @property
     def warm_up(self) -> int:
         """Epochs until the latent KL counts once."""
         if self.latent_weight == 1.0:
             return 0
-        return max(1, self.max_epochs // 3) if self.latent_epochs is None else self.latent_epochs
+        return max(1, self.epochs // 3) if self.latent_epochs is None else self.latent_epochs

@@ -24,13 +24,15 @@ class Draws(NamedTuple):
 
     Attributes:
         rows: the rows (n,).
-        location: p(y | z, x)'s location per draw (draws×n×D); its mean over draws is the mean of y.
+        location: mean of y given z and x per draw (draws×n×D); its mean over draws is the mean of y.
+        var: variance of y given z and x; broadcasts to the shape of `location`.
         y: draws of y itself (draws×n×D).
         x: the completed covariates behind each draw (draws×n×Q).
     """
 
     rows: Tensor
     location: Tensor
+    var: Tensor
     y: Tensor
     x: Tensor
 
@@ -88,11 +90,24 @@ def predictive_draws(
         if vae.prior.couples_rows and table.patient is not None and not asked.all():
             seen_before = known[table.patient[rows]].to(x.device)[batch.owner.unique()]
             history = _history(vae, batch, x, ~asked, seen_before)
-        flat_x = x[:, asked].flatten(0, 1)
         group = torch.arange(draws, device=x.device)[:, None] * batch.patients + batch.patient[asked]
-        z = vae.prior.sample(flat_x, group.flatten(), generator, history)
-        location = vae.decode(z, flat_x).unflatten(0, (draws, -1))
-        yield Draws(rows[new[rows]], location, vae.likelihood.sample(location, generator), x[:, asked])
+        z = x.new_empty(draws, len(batch), vae.latent_dim)
+        z[:, asked] = vae.prior.sample(x[:, asked].flatten(0, 1), group.flatten(), generator, history).unflatten(
+            0, (draws, -1)
+        )
+        if vae.intercepts is None:
+            told = asked
+        else:  # what the patient's other visits say of its own level
+            told = torch.ones_like(asked)
+            mean, var = (part[~asked] for part in vae.encode(batch))
+            z[:, ~asked] = mean + var.sqrt() * _normal(z[:, ~asked], generator)
+        batch = batch.take(told)
+        location = vae.decode(z[:, told].flatten(0, 1), x[:, told].flatten(0, 1)).unflatten(0, (draws, -1))
+        mean, var, y = vae.observe(location, batch, generator)
+        chosen = asked[told]
+        yield Draws(
+            rows[new[rows]], mean[:, chosen], var if var.dim() == 1 else var[:, chosen], y[:, chosen], x[:, asked]
+        )
 
 
 def _history(vae: ConditionalVAE, batch: Batch, x: Tensor, past: Tensor, trained: Tensor) -> History:
@@ -103,3 +118,7 @@ def _history(vae: ConditionalVAE, batch: Batch, x: Tensor, past: Tensor, trained
         x[:, past].flatten(0, 1), mean[past].repeat(draws, 1), var[past].repeat(draws, 1),
         group.flatten(), trained.repeat(draws),
     )  # fmt: skip
+
+
+def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)

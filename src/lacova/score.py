@@ -58,7 +58,7 @@ def _add(sums: dict[str, Floats], vae: ConditionalVAE, table: Table, draws: int,
         ordered = part.y.sort(0).values
         found: dict[str, Tensor] = {
             "entries": mask,
-            "nll": gaussian_nll(part.location, vae.likelihood.var, y),
+            "nll": gaussian_nll(part.location, part.var, y),
             "square": (part.location.mean(0) - y).square(),
             "crps": crps(ordered, y),
             **{name: covered(ordered, y, level) for name, level in LEVELS.items()},

@@ -182,10 +182,11 @@ def _unfitted(cls: type[M], schema: Schema, document: Mapping[str, Any]) -> M:
 
 def _networks(stored: dict[str, Any]) -> Dense | Conv:
     architecture = NETWORKS[stored.pop("kind")]
+    flags = {name: stored.pop(name) for name in ("linear",) if type(stored.get(name)) is bool}
     shape: dict[str, Any] = {name: tuple(_whole(n, 1) for n in widths) for name, widths in stored.items()}
     if sum(map(len, shape.values())) > MAX_LAYERS:
         raise StorageError(f"its networks have more than {MAX_LAYERS} layers")
-    return architecture(**shape)
+    return architecture(**shape, **flags)
 
 
 def _known(document: Mapping[str, Any], part: str, names: list[str]) -> dict[str, Any]:

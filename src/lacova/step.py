@@ -169,6 +169,7 @@ def _gradients(vae: ConditionalVAE) -> list[Tensor]:
 
 def _optimiser(vae: ConditionalVAE, options: FitOptions, units: int, capturable: bool) -> torch.optim.Optimizer:
     fast = [*vae.likelihood.parameters(), *(vae.prior.parameters() if isinstance(vae.prior, GPPrior) else ())]
+    fast += [] if vae.intercepts is None else vae.intercepts.parameters()
     posterior = list(vae.covariate_posterior.parameters())
     known = {id(p) for p in (*fast, *posterior)}
     networks = [p for p in vae.parameters() if id(p) not in known]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +17,19 @@ from lacova.covariates.longitudinal import LongitudinalPrior
 from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import CovariatePrior, given
 from lacova.covariates.space import CovariateSpace
+from lacova.intercepts import Intercepts
 from lacova.likelihoods import GaussianLikelihood
 from lacova.networks import Conv, Decoder, Dense, Encoder
 from lacova.priors import LatentPrior
 from lacova.table import Table
+
+
+class Observed(NamedTuple):
+    """The law of y given z: its mean (draws×N̂×D) and variance (which broadcasts to that), and draws from it."""
+
+    mean: Tensor
+    var: Tensor
+    y: Tensor
 
 
 class ConditionalVAE(nn.Module):
@@ -34,12 +44,13 @@ class ConditionalVAE(nn.Module):
         prior: p(z | x).
         covariate_prior, covariate_posterior: p(x) and q(x_u | ·).
         likelihood: p(y_o | location).
+        intercepts: patients' own levels of the measurements, if they have any.
     """
 
     def __init__(
         self, space: CovariateSpace, measurements: int, latent_dim: int, architecture: Dense | Conv, *,
         decoder_sees_x: bool, prior: LatentPrior, covariate_prior: CovariatePrior,
-        covariate_posterior: AmortisedPosterior, likelihood: GaussianLikelihood,
+        covariate_posterior: AmortisedPosterior, likelihood: GaussianLikelihood, intercepts: Intercepts | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.space = space
@@ -49,6 +60,7 @@ class ConditionalVAE(nn.Module):
         self.encoder = Encoder(architecture, measurements, features, latent_dim)
         self.decoder = Decoder(architecture, latent_dim, space.width if decoder_sees_x else 0, measurements)
         self.likelihood = likelihood
+        self.intercepts = intercepts
         self.prior = prior
         self.covariate_prior = covariate_prior
         self.covariate_posterior = covariate_posterior
@@ -81,6 +93,19 @@ class ConditionalVAE(nn.Module):
         inputs = torch.cat([z, self.space.values(x)], dim=1) if self.decoder_sees_x else z
         location: Tensor = self.decoder(inputs)
         return location
+
+    def observe(self, location: Tensor, batch: Batch, generator: torch.Generator) -> Observed:
+        """y at the given locations (draws×N̂×D), each patient at the level that its observed measurements speak for."""
+        noise = self.likelihood.var
+        if self.intercepts is None:
+            return Observed(location, noise, self.likelihood.sample(location, generator))
+        levels = self.intercepts.levels(location, batch, noise)
+        kick = torch.randn(levels.mean.shape, generator=generator, device=location.device, dtype=location.dtype)
+        at = batch.patient
+        drawn = location + (levels.mean + levels.var.sqrt() * kick)[:, at]
+        return Observed(
+            location + levels.mean[:, at], noise + levels.var[:, at], self.likelihood.sample(drawn, generator)
+        )
 
     def believe(self, batch: Batch) -> Belief:
         """The belief about each missing covariate after training: the posterior where y informs it, else the prior."""

@@ -1,0 +1,167 @@
+"""Patients' own levels against dense normal distributions, in the bound, in imputation and in forecasts."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import lacova
+from lacova.batches import Batch, Batches
+from lacova.intercepts import Intercepts, variance_parts
+from lacova.likelihoods import GaussianLikelihood
+from lacova.objective import elbo
+from lacova.table import Codec
+
+SCHEMA = lacova.Schema(["alt", "ast"], {"day": "continuous", "sex": "categorical"}, instance="id", time="day")
+NOISE = torch.tensor([0.5, 2.0, 0.1], dtype=torch.double)
+SPREAD = torch.tensor([1.5, 0.3, 0.02], dtype=torch.double)
+
+
+def batch(seed=0):
+    """Patients of 3, 1, 4 and 2 visits, three measurements with gaps; the last patient has none of the first."""
+    g = torch.Generator().manual_seed(seed)
+    patient = torch.tensor([0, 0, 0, 1, 2, 2, 2, 2, 3, 3])
+    y = torch.randn(10, 3, generator=g, dtype=torch.double)
+    mask = torch.rand(10, 3, generator=g) < 0.7
+    mask[8:, 0] = False
+    x = torch.zeros(10, 1, dtype=torch.double)
+    return Batch(torch.where(mask, y, 0.0), mask, x, torch.ones(10, 1, dtype=torch.bool), patient)
+
+
+def intercepts():
+    return Intercepts(SPREAD)
+
+
+def likelihood():
+    found = GaussianLikelihood(NOISE, 1e-9)
+    torch.testing.assert_close(found.var, NOISE)
+    return found
+
+
+def each(rows):
+    """Patient, measurement, its observed rows, and their covariance."""
+    for p in range(4):
+        for d in range(3):
+            at = ((rows.patient == p) & rows.y_mask[:, d]).nonzero()[:, 0]
+            yield p, d, at, NOISE[d] * torch.eye(len(at), dtype=torch.double) + SPREAD[d]
+
+
+def test_the_bound_is_the_density_of_correlated_residuals():
+    rows, location = batch(), torch.randn(2, 10, 3, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+    expected = torch.zeros(2, 4, dtype=torch.double)
+    for p, d, at, covariance in each(rows):
+        if len(at):
+            law = torch.distributions.MultivariateNormal(torch.zeros(len(at), dtype=torch.double), covariance)
+            expected[:, p] += law.log_prob(rows.y[at, d] - location[:, at, d])
+    apart = likelihood().log_prob(location, rows.y, rows.y_mask)
+    found = torch.zeros(2, 4, dtype=torch.double).index_add(1, rows.patient, apart)
+    torch.testing.assert_close(found + intercepts().gain(location, rows, NOISE), expected)
+
+
+def test_levels_are_the_conditional_of_the_joint_normal():
+    rows, location = batch(), torch.randn(1, 10, 3, dtype=torch.double, generator=torch.Generator().manual_seed(2))
+    found = intercepts().levels(location, rows, NOISE)
+    for p, d, at, covariance in each(rows):
+        gain = torch.linalg.solve(covariance, torch.full((len(at),), float(SPREAD[d]), dtype=torch.double))
+        mean = gain @ (rows.y[at, d] - location[0, at, d])
+        torch.testing.assert_close(found.mean[0, p, d], mean)
+        torch.testing.assert_close(found.var[0, p, d], SPREAD[d] - gain.sum() * SPREAD[d])
+
+
+def test_variances_to_start_from_add_up():
+    rng = np.random.default_rng(0)
+    patient = np.repeat(np.arange(400), 5)
+    frame = pd.DataFrame({"id": patient, "day": rng.random(2000), "sex": "f"})
+    frame["alt"] = rng.normal(0, 2, 400)[patient] + rng.normal(0, 1, 2000)
+    frame["ast"] = rng.normal(0, 1, 2000)
+    between, within = variance_parts(Codec.learn(SCHEMA, frame, "none").encode(frame))
+    np.testing.assert_allclose(between, [4.0, 0.0], atol=0.6)
+    np.testing.assert_allclose(within, [1.0, 1.0], rtol=0.1)
+    assert (between >= 0).all()
+
+
+def visits(patients=60, own=2.0, noise=0.5, seed=0):
+    rng = np.random.default_rng(seed)
+    patient = np.repeat(np.arange(patients), 6)
+    n = len(patient)
+    table = pd.DataFrame({"id": patient, "day": np.tile(np.arange(6.0), patients), "sex": rng.choice(["f", "m"], n)})
+    for name in SCHEMA.measurements:
+        table[name] = rng.normal(0, own, patients)[patient] + rng.normal(0, noise, n)
+    return table
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return lacova.GPPriorVAE(SCHEMA, latent_dim=2, inducing=8, scaling="none").fit(visits(), max_epochs=40, seed=0)
+
+
+def without_a_decoder(model):
+    """The same model, whose location is 0: y is a level and noise."""
+    _, vae = model._fitted()
+    with torch.no_grad():
+        for parameter in vae.decoder.parameters():
+            parameter.zero_()
+    return vae.likelihood.var.detach(), vae.intercepts.var.detach()
+
+
+def test_a_forecast_starts_from_the_patients_own_level(fitted):
+    new = visits(20, seed=5)
+    past, future = new[new.day < 3], new[new.day >= 3]
+    guess = fitted.predict(future, history=past, seed=1)
+    error = np.sqrt(((guess - future[list(SCHEMA.measurements)]) ** 2).mean().mean())
+    assert error < 0.8  # 0.5 is noise, 2.06 what a forecast without levels has
+    plain = lacova.GPPriorVAE(SCHEMA, latent_dim=2, inducing=8, scaling="none", patient_effects=False)
+    assert plain.fit(visits(), max_epochs=1)._vae.intercepts is None
+
+
+def test_shrunk_means_joint_draws_and_the_likelihood_of_a_row():
+    model = lacova.GPPriorVAE(SCHEMA, latent_dim=1, inducing=4, scaling="none").fit(visits(30), max_epochs=2)
+    noise, spread = without_a_decoder(model)
+    new = visits(3, seed=8)
+    past, future = new[new.day < 4], new[new.day >= 4]
+    total = past.groupby("id")[list(SCHEMA.measurements)].sum()
+    expected = spread.numpy() * total / (noise + 4 * spread).numpy()
+    found = model.predict(future, history=past).set_axis(future["id"])
+    np.testing.assert_allclose(found, expected.loc[future["id"]], rtol=1e-4, atol=1e-5)
+    drawn = model.sample(future.head(2), draws=4000, seed=2)["alt"].to_numpy().reshape(-1, 2)
+    share = float(spread[0] / (spread[0] + noise[0]))
+    assert np.corrcoef(drawn.T)[0, 1] == pytest.approx(share, abs=0.06)
+    assert drawn.var() == pytest.approx(float(spread[0] + noise[0]), rel=0.1)
+    y = torch.tensor(new[list(SCHEMA.measurements)].to_numpy()).float()
+    law = torch.distributions.Normal(0.0, (noise + spread).sqrt())
+    alone = model.log_likelihood(new, draws=3).to_numpy()
+    # q(z) is not the posterior here, so that importance weights of z vary; y is independent of z.
+    single = law.log_prob(y).sum(1).numpy()
+    assert np.corrcoef(alone, single)[0, 1] > 0.99
+
+
+def test_imputed_entries_follow_the_patients_others():
+    model = lacova.GPPriorVAE(SCHEMA, latent_dim=1, inducing=4, scaling="none").fit(visits(30), max_epochs=2)
+    noise, spread = without_a_decoder(model)
+    new = visits(3, seed=9)
+    gone = new.assign(alt=new["alt"].mask(new["day"] == 2.0))
+    seen = gone.groupby("id")["alt"].sum()
+    expected = float(spread[0]) * seen / float(noise[0] + 5 * spread[0])
+    found = model.impute(gone).loc[new["day"] == 2.0].set_index("id")["alt"]
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_levels_without_spread_change_nothing():
+    table = visits(10)
+    model = lacova.GPPriorVAE(SCHEMA, latent_dim=2, inducing=6).fit(table, max_epochs=1)
+    _, vae = model._fitted()
+    rows = Batches(model._encode(table)).batch(torch.arange(10))
+    with torch.no_grad():
+        vae.intercepts.raw.fill_(-60.0)
+        flat = elbo(vae, rows, torch.Generator().manual_seed(0)).named()
+        vae.intercepts = None
+        none = elbo(vae, rows, torch.Generator().manual_seed(0)).named()
+    assert flat == pytest.approx(none, rel=1e-5)
+
+
+def test_a_table_without_patients_has_no_levels():
+    table = visits(10).drop(columns="id")
+    schema = lacova.Schema(["alt", "ast"], {"day": "continuous", "sex": "categorical"})
+    assert lacova.GPPriorVAE(schema, latent_dim=1).fit(table, max_epochs=1)._vae.intercepts is None
+    with pytest.raises(ValueError, match="no patients"):
+        variance_parts(Codec.learn(schema, table).encode(table))

@@ -17,6 +17,12 @@ import pandas as pd
 import pytest
 
 import lacova.datasets.digits
+import lacova.datasets.health
+import lacova.datasets.masks
+import lacova.datasets.sources
+import lacova.datasets.sparse
+import lacova.datasets.trial
+import lacova.datasets.truth
 import lacova.models
 import lacova.pooling
 import lacova.schema
@@ -134,7 +140,20 @@ def test_the_shell_of_the_page_on_scaling(block, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "module", [lacova.schema, lacova.models, lacova.pooling, lacova.sklearn, lacova.datasets.digits]
+    "module",
+    [
+        lacova.schema,
+        lacova.models,
+        lacova.pooling,
+        lacova.sklearn,
+        lacova.datasets.digits,
+        lacova.datasets.health,
+        lacova.datasets.masks,
+        lacova.datasets.sources,
+        lacova.datasets.sparse,
+        lacova.datasets.trial,
+        lacova.datasets.truth,
+    ],
 )
 def test_docstring_examples(module):
     failed, tried = doctest.testmod(module)

@@ -2,9 +2,10 @@
 
     python -m reproduction run cvae lvae --seeds 0 1 2 --device cuda --workers 12 --images mnist.npz
     python -m reproduction report
+    python -m reproduction figures --images mnist.npz
 
 `run` fits what is not in the results file and appends a line per run; it can be stopped at any moment and goes on from
-there. `report` writes docs/reproduction.md from the results.
+there. `report` writes docs/reproduction.md from the results, and `figures` its pictures.
 """
 
 from __future__ import annotations
@@ -35,16 +36,23 @@ def main(arguments: list[str] | None = None) -> int:
     running.add_argument("--quick", action="store_true", help="two levels, one seed, dense networks, fewer rows")
     running.add_argument("--device", default="cpu")
     running.add_argument("--workers", type=int, default=1, help="processes; on a GPU, they share it")
-    running.add_argument("--images", type=Path, help="MNIST: an .npz with x and y, or a folder of IDX files")
     running.add_argument("--data", type=Path, default=os.environ.get("LACOVA_DATA"),
                          help="folder of the clinical tables, or LACOVA_DATA")  # fmt: skip
-    running.add_argument("--results", type=Path, help="another file for the results")
     running.add_argument("--minutes", type=float, help="begin no cell after so many")
     running.add_argument("--dry-run", action="store_true", help="list what would be fitted")
     running.add_argument("--tables-folder", type=Path, default=config.FOLDER, help=argparse.SUPPRESS)
+    reporting = actions.add_parser("report", help="write docs/reproduction.md")
+    reporting.add_argument("--out", type=Path, help="another file for the page")
+    drawing = actions.add_parser("figures", help="draw the figures of docs/reproduction.md; one needs a small fit")
+    drawing.add_argument("--out", type=Path, help="another folder")
+    drawing.add_argument("--device", default="cpu")
+    for action in (running, drawing):
+        action.add_argument("--images", type=Path, help="MNIST: an .npz with x and y, or a folder of IDX files")
+    for action in (running, reporting, drawing):
+        action.add_argument("--results", type=Path, help="another results file")
     options = parser.parse_args(arguments)
     try:
-        return start(options)
+        return {"run": start, "report": report, "figures": draw}[options.action](options)
     except KeyboardInterrupt:
         return 130
     except ValueError as error:
@@ -70,6 +78,23 @@ def start(options: argparse.Namespace) -> int:
         raise ValueError("the CDISC pilot is not part of lacova: name its folder by --data, or LACOVA_DATA.")
     failed = run(jobs, file, Sources(options.images, data), options.device, options.workers, options.minutes)
     return 1 if failed else 0
+
+
+def report(options: argparse.Namespace) -> int:
+    from reproduction.report import PAGE, page
+
+    out = options.out or PAGE
+    out.write_text(page(results.read(options.results or results.FILE)), encoding="utf-8")
+    return 0
+
+
+def draw(options: argparse.Namespace) -> int:
+    from reproduction.figures import FOLDER, draw_all
+
+    draw_all(
+        results.read(options.results or results.FILE), Sources(options.images), options.device, options.out or FOLDER
+    )
+    return 0
 
 
 if __name__ == "__main__":

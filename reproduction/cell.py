@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import lacova
 from lacova.models import Model
 from reproduction.config import Job
 from reproduction.data import Sources, Study, fingerprint, study
-from reproduction.limit import DigitsLaw, TruePrior
+from reproduction.limit import TruePrior, law_of
 from reproduction.scores import covariate_scores, plugin_nll
 
 MODELS = {"cvae": lacova.CVAE, "gp": lacova.GPPriorVAE}
@@ -26,7 +27,9 @@ def compute(job: Job, wanted: Sequence[str], sources: Sources, device: str) -> l
     treatment = "mean" if seen_all and not exists else job.covariates
     started = time.perf_counter()
     model = MODELS[job.model](data.schema, networks=job.preset, covariates=treatment, **job.settings)
-    model.fit(given["train"], given["validation"], seed=job.seed, device=device, progress=False, **job.fit)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="measurement column.* constant")  # the margins of clean images are
+        model.fit(given["train"], given["validation"], seed=job.seed, device=device, progress=False, **job.fit)
     seconds = time.perf_counter() - started
     about = {"epochs": len(model.training), "seconds": round(seconds, 1), "device": device}
     about |= {"version": lacova.__version__, "settings": job.digest(fingerprint(job.dataset, sources))}
@@ -44,7 +47,7 @@ def know_the_law(model: Model, job: Job) -> None:
     """Let a model that was trained with complete covariates draw missing ones from the generator's own law."""
     codec, vae = model._fitted()
     model._fill = None
-    vae.covariate_prior = TruePrior(DigitsLaw(job.dataset), codec, job.seed)
+    vae.covariate_prior = TruePrior(law_of(job.dataset), codec, job.seed)
 
 
 def scores(model: Model, data: Study, method: str, draws: int) -> dict[str, float | None]:

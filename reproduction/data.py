@@ -12,20 +12,11 @@ import numpy as np
 import pandas as pd
 
 from lacova import Schema, datasets
-from reproduction.covariates.clinical import mask
 from reproduction.covariates.tables import cdisc
 
 PARTS = ("train", "validation", "test")
 DIGITS = (1, 2, 3, "3-discrete")
 IMAGES = (*DIGITS, "health")
-
-
-def digit_images(source: Path | None) -> dict[int, np.ndarray] | None:
-    """TODO: lacova.datasets.digit_images."""
-    if source is None:
-        return {}
-    stored = np.load(source)
-    return {k: stored["x"][stored["y"] == k][0] / 255.0 for k in (3, 6)}
 
 
 @dataclass(frozen=True)
@@ -66,14 +57,18 @@ def study(dataset: int | str, rows: Mapping[str, int], missing: float, seed: int
     complete: dict[str, pd.DataFrame] = {}
     masked: dict[str, pd.DataFrame] = {}
     if dataset in DIGITS:
-        images = digit_images(sources.images)
+        images = datasets.digit_images(sources.images)
         for k, part in enumerate(PARTS):
             complete[part], schema = datasets.rotated_digits(dataset, rows[part], 1000 * seed + k, images)
             masked[part] = datasets.mask_at_random(complete[part], list(schema.columns), missing, 1000 * seed + 100 + k)
         return Study(schema, complete, masked)
     table, schema = _longitudinal(dataset, sum(rows.values()), seed, sources)
     complete = split(table, schema, rows, seed)
-    masked = {part: mask(complete[part], schema, missing, 1000 * seed + 100 + k) for k, part in enumerate(PARTS)}
+    losing = [name for name in schema.covariates if name != schema.time]
+    for k, part in enumerate(PARTS):
+        masked[part] = datasets.mask_at_random(
+            complete[part], losing, missing, 1000 * seed + 100 + k, instance=schema.instance, static=schema.static
+        )
     return Study(schema, complete, masked)
 
 
@@ -118,6 +113,6 @@ def fingerprint(dataset: int | str, sources: Sources) -> str:
 
 @lru_cache(maxsize=1)
 def _images_fingerprint(images: Path | None) -> str:
-    found = digit_images(images)
+    found = datasets.digit_images(images)
     parts = [np.ascontiguousarray(found[k], dtype=np.float32).tobytes() for k in sorted(found)]
     return hashlib.sha256(b"".join(parts)).hexdigest()[:8]

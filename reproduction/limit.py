@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import torch
 from torch import Tensor
 
 from lacova.batches import Batch
 from lacova.covariates.law import Belief, RowPrior
 from lacova.covariates.prior import CovariatePrior
+from lacova.datasets import true_covariates
 from lacova.datasets.digits import covariate_law
+from lacova.datasets.trial import COVARIATES
 from lacova.table import Codec, Table
 
 Floats = npt.NDArray[np.float64]
+Codes = npt.NDArray[np.int64]
 GRID = 4001
+MOMENT_DRAWS = 1000
 
 
 class Moments(NamedTuple):
@@ -27,11 +32,25 @@ class Moments(NamedTuple):
     second: Floats
 
 
+class Law(Protocol):
+    """p(x_u | x_o) of a generator. Rows have NaN at gaps, numbers in their own units and categories as codes."""
+
+    def draw(self, x: Floats, patient: Codes, draws: int, rng: np.random.Generator) -> Floats:
+        """Completions (draws×N×Q)."""
+
+    def moments(self, x: Floats, patient: Codes) -> Moments:
+        """Of each missing entry alone; what is said of observed ones means nothing."""
+
+
+def law_of(dataset: int | str) -> Law:
+    return TrialLaw() if dataset == "trial" else DigitsLaw(dataset)
+
+
 class DigitsLaw:
     """p(x_u | x_o) of the rotated digits, exact up to a grid over what drives the covariates.
 
     Rows are (rotation, shift, contrast), with time before and the code of the digit (0 for 3, 1 for 6) behind them
-    where the set has these; NaN at gaps. Given the driver, which is time where there is time, all are independent.
+    where the set has these. Given the driver, which is time where there is time, all are independent.
     """
 
     def __init__(self, dataset: int | str) -> None:
@@ -53,8 +72,7 @@ class DigitsLaw:
         weight = np.exp(log_weight - log_weight.max(1, keepdims=True))
         return np.asarray(weight / weight.sum(1, keepdims=True))
 
-    def draw(self, x: Floats, draws: int, rng: np.random.Generator) -> Floats:
-        """Completions (draws×N×Q) of rows with NaN at gaps, in their own units."""
+    def draw(self, x: Floats, patient: Codes, draws: int, rng: np.random.Generator) -> Floats:
         cumulative = np.cumsum(self.weights(x), axis=1)
         uniform = rng.random((draws, len(x)))
         place = np.stack([np.searchsorted(c, u * c[-1]) for c, u in zip(cumulative, uniform.T, strict=True)], axis=1)
@@ -71,10 +89,9 @@ class DigitsLaw:
         fresh = np.concatenate([out[..., : self.values.start], *parts], axis=-1)
         return np.where(np.isnan(x), fresh, x)
 
-    def moments(self, x: Floats) -> Moments:
-        """Of each entry alone; what is said of observed ones means nothing."""
+    def moments(self, x: Floats, patient: Codes) -> Moments:
         weight, grid = self.weights(x), self.grid
-        mean_given, second = np.zeros((len(x), x.shape[1], 2)), np.zeros(x.shape)
+        found, second = np.zeros((len(x), x.shape[1], 2)), np.zeros(x.shape)
         seen_time = self.timed and ~np.isnan(x[:, 0])
 
         def over(values: Floats, at_time: Floats) -> Floats:
@@ -84,12 +101,12 @@ class DigitsLaw:
         centre, sd = covariate_law(self.dataset, time)
         for k in range(3):
             power = [over(self.mean[k] ** p, centre[k] ** p) for p in (1, 2)]
-            mean_given[:, self.values.start + k] = np.stack([power[0], power[1] - power[0] ** 2 + sd[k] ** 2], axis=-1)
+            found[:, self.values.start + k] = np.stack([power[0], power[1] - power[0] ** 2 + sd[k] ** 2], axis=-1)
         if self.timed:
-            mean_given[:, 0] = np.stack([weight @ grid, weight @ grid**2 - (weight @ grid) ** 2], axis=-1)
+            found[:, 0] = np.stack([weight @ grid, weight @ grid**2 - (weight @ grid) ** 2], axis=-1)
         if self.discrete:
             second[:, -1] = over(chance_of_six(grid), chance_of_six(time))
-        return Moments(mean_given[..., 0], mean_given[..., 1], second)
+        return Moments(found[..., 0], found[..., 1], second)
 
 
 def chance_of_six(time: Floats) -> Floats:
@@ -97,19 +114,29 @@ def chance_of_six(time: Floats) -> Floats:
     return np.asarray(0.1 + 0.36 * time)
 
 
+class TrialLaw:
+    """p(x_u | x_o) of the simulated trial, given all of a patient's visits."""
+
+    def draw(self, x: Floats, patient: Codes, draws: int, rng: np.random.Generator) -> Floats:
+        return true_covariates(pd.DataFrame(x, columns=list(COVARIATES)).assign(id=patient), draws, rng)
+
+    def moments(self, x: Floats, patient: Codes) -> Moments:
+        """From draws."""
+        drawn = self.draw(x, patient, MOMENT_DRAWS, np.random.default_rng(0))
+        return Moments(drawn.mean(0), drawn.var(0), drawn.mean(0))
+
+
 class TruePrior(CovariatePrior):
     """The generator's conditional in the place of a learnt one."""
 
-    def __init__(self, law: DigitsLaw, codec: Codec, seed: int) -> None:
+    def __init__(self, law: Law, codec: Codec, seed: int) -> None:
         super().__init__()
         self.space, self.codec, self.law = codec.space, codec, law
         self.rng = np.random.default_rng(seed)
 
     def prepare(self, table: Table) -> RowPrior:
-        mean, var, second = self.law.moments(self._own(table.x, table.x_mask))
-        prob = np.zeros((*second.shape, self.space.max_levels))
-        prob[..., 0] = 1.0 - second
-        prob[..., 1:2] = second[..., None][..., : self.space.max_levels - 1]
+        mean, var, second = self.law.moments(self._own(table.x, table.x_mask), _codes(table.patient))
+        prob = np.stack([1.0 - second, second], axis=-1)[..., : self.space.max_levels]
         scale, shift = self.codec.x_scale, self.codec.x_shift
         belief = Belief(
             torch.as_tensor((mean - shift) / scale), torch.as_tensor(var / scale**2), torch.as_tensor(prob).log()
@@ -120,10 +147,14 @@ class TruePrior(CovariatePrior):
         raise NotImplementedError("the generator's own law is known, not learnt.")
 
     def draw(self, batch: Batch, draws: int, generator: torch.Generator) -> Tensor:
-        found = self.law.draw(self._own(batch.x, batch.x_mask), draws, self.rng)
+        found = self.law.draw(self._own(batch.x, batch.x_mask), _codes(batch.patient), draws, self.rng)
         return torch.as_tensor((found - self.codec.x_shift) / self.codec.x_scale).to(batch.x)
 
     def _own(self, x: Tensor, mask: Tensor) -> Floats:
         """Covariates in their own units, categories as codes; NaN at gaps."""
         values = torch.where(mask, x, torch.nan).cpu().double().numpy()
         return np.asarray(values * self.codec.x_scale + self.codec.x_shift)
+
+
+def _codes(patient: Tensor | None) -> Codes:
+    return np.zeros(0, dtype=np.int64) if patient is None else patient.cpu().numpy()

@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from lacova import Schema, datasets
@@ -57,7 +58,7 @@ def study(dataset: int | str, rows: Mapping[str, int], missing: float, seed: int
     complete: dict[str, pd.DataFrame] = {}
     masked: dict[str, pd.DataFrame] = {}
     if dataset in DIGITS:
-        images = datasets.digit_images(sources.images)
+        images = _digits(sources.images)
         for k, part in enumerate(PARTS):
             complete[part], schema = datasets.rotated_digits(dataset, rows[part], 1000 * seed + k, images)
             masked[part] = datasets.mask_at_random(complete[part], list(schema.columns), missing, 1000 * seed + 100 + k)
@@ -86,6 +87,11 @@ def _longitudinal(dataset: int | str, patients: int, seed: int, sources: Sources
 
 
 @lru_cache(maxsize=1)
+def _digits(source: Path | None) -> dict[int, npt.NDArray[np.float64]]:
+    return datasets.digit_images(source)
+
+
+@lru_cache(maxsize=1)
 def _cdisc(folder: Path | None) -> tuple[pd.DataFrame, Schema]:
     if folder is None:
         raise ValueError("the CDISC pilot is not part of lacova: name its folder by --data, or LACOVA_DATA.")
@@ -104,15 +110,11 @@ def split(table: pd.DataFrame, schema: Schema, patients: Mapping[str, int], seed
     }
 
 
+@lru_cache(maxsize=8)
 def fingerprint(dataset: int | str, sources: Sources) -> str:
     """Of the files behind a data set: results with other images are other results."""
     if dataset not in IMAGES:
         return ""
-    return _images_fingerprint(sources.images)
-
-
-@lru_cache(maxsize=1)
-def _images_fingerprint(images: Path | None) -> str:
-    found = datasets.digit_images(images)
+    found = _digits(sources.images)
     parts = [np.ascontiguousarray(found[k], dtype=np.float32).tobytes() for k in sorted(found)]
     return hashlib.sha256(b"".join(parts)).hexdigest()[:8]

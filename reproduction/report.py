@@ -12,6 +12,7 @@ import pandas as pd
 from reproduction import config
 from reproduction.summary import ORDER, RIVALS, Figure, better, by_seed, checks, frame, published
 
+Quotes = dict[tuple[str, str, str, str, float], str]
 PAGE = Path(__file__).parents[1] / "docs" / "reproduction.md"
 PROSE = Path(__file__).with_name("prose")
 SHOWN = ("zero", "mean", "knn", "iterative", "paper", "joint", "limit", "oracle")
@@ -23,7 +24,7 @@ NUMBERS = {"1": 3, "2": 3, "3": 4, "3-discrete": 4, "trial": 1}  # continuous co
 
 def page(lines: Iterable[dict[str, Any]]) -> str:
     """The whole page. Cells that have not been run are blank."""
-    found, known = frame(lines), published()
+    found, known = frame(lines), quotes()
     parts = [prose("introduction"), "## In short\n", in_short(found), prose("reading")]
     for name in config.NAMES:
         parts += section(name, config.read(name), found, known)
@@ -42,6 +43,15 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def percent(level: float) -> str:
     return f"{level:.0%}"
+
+
+def quotes() -> Quotes:
+    """The published figures, in brackets."""
+    said: Quotes = {}
+    for row in published().itertuples():
+        key = (row.table, row.dataset, row.covariates, row.metric, row.missing)
+        said[key] = f"({row.mean:g})" if pd.isna(row.sd) else f"({row.mean:g} ± {row.sd:g})"
+    return said
 
 
 # --- In short -------------------------------------------------------------------------------------------------------
@@ -110,7 +120,7 @@ def exceptions(told: pd.DataFrame) -> str:
 # --- A table of the paper -------------------------------------------------------------------------------------------
 
 
-def section(name: str, content: dict[str, Any], found: pd.DataFrame, known: pd.DataFrame) -> list[str]:
+def section(name: str, content: dict[str, Any], found: pd.DataFrame, known: Quotes) -> list[str]:
     parts = [f"## {content['title']}\n", f"`reproduction/tables/{name}.toml`\n"]
     decimals = 1 if name in ("trial", "cdisc") else 0
     for dataset in map(str, content["datasets"]):
@@ -155,7 +165,7 @@ def by_level(cells: dict[float, pd.DataFrame], metric: str, decimals: int, gaps:
 
 
 def beside(
-    cells: dict[float, pd.DataFrame], name: str, dataset: str, known: pd.DataFrame, decimals: int,
+    cells: dict[float, pd.DataFrame], name: str, dataset: str, known: Quotes, decimals: int,
     metric: str = "nll_plugin", theirs: str = "nll",
 ) -> str:  # fmt: skip
     """The paper's own score of ours, and what the paper says."""
@@ -164,22 +174,10 @@ def beside(
     for method in SHOWN:
         row = [method]
         for level in cells:
-            said = quoted(known, name, dataset, method, theirs, level)
+            said = known.get((name, dataset, method, theirs, level), "")
             row.append(f"{told[level].get(method, Figure()).text(decimals)} {said}".strip())
         rows.append(row)
     return markdown(["", *map(percent, cells)], rows)
-
-
-def quoted(known: pd.DataFrame, name: str, dataset: str, method: str, metric: str, level: float) -> str:
-    """A published figure, in brackets."""
-    mine = known[
-        (known["table"] == name) & (known["dataset"] == dataset) & (known["covariates"] == method)
-        & (known["metric"] == metric) & (known["missing"] == level)
-    ]  # fmt: skip
-    if mine.empty:
-        return ""
-    value, sd = mine[["mean", "sd"]].iloc[0]
-    return f"({value:g})" if pd.isna(sd) else f"({value:g} ± {sd:g})"
 
 
 def check_table(cells: dict[float, pd.DataFrame]) -> str:
@@ -204,7 +202,7 @@ def check_table(cells: dict[float, pd.DataFrame]) -> str:
 # --- Covariates -----------------------------------------------------------------------------------------------------
 
 
-def covariate_section(found: pd.DataFrame, known: pd.DataFrame) -> str:
+def covariate_section(found: pd.DataFrame, known: Quotes) -> str:
     """tab:MSE_labels, tab:MSE_label_disc_cov and tab:MSE_label_clinical."""
     parts = [prose("covariates")]
     for name in config.NAMES:
@@ -236,10 +234,10 @@ def covariate_table(cells: dict[float, pd.DataFrame], metric: str, decimals: int
     return markdown(["", *map(percent, cells)], rows)
 
 
-def _as_published(cells: dict[float, pd.DataFrame], name: str, dataset: str, known: pd.DataFrame) -> list[str]:
+def _as_published(cells: dict[float, pd.DataFrame], name: str, dataset: str, known: Quotes) -> list[str]:
     """The error as the paper seems to count it: summed over a row's numbers, averaged over all rows."""
-    mine = known[(known["table"] == name) & (known["dataset"] == dataset)]
-    if not mine["metric"].isin(["covariate_mse"]).any():
+    said = {metric for table, there, _, metric, _ in known if (table, there) == (name, dataset)}
+    if "covariate_mse" not in said:
         return []
     rows = []
     for method in ("mean", "knn", "paper", "joint"):
@@ -247,14 +245,14 @@ def _as_published(cells: dict[float, pd.DataFrame], name: str, dataset: str, kno
         for level, cell in cells.items():
             told = figures(cell, "covariate_mse_all_rows").get(method, Figure())
             each = Figure(NUMBERS[dataset] * told.mean, NUMBERS[dataset] * told.error, told.seeds).text(2)
-            row.append(f"{each} {quoted(known, name, dataset, method, 'covariate_mse', level)}".strip())
+            row.append(f"{each} {known.get((name, dataset, method, 'covariate_mse', level), '')}".strip())
         rows.append(row)
     parts = ["Sum over a row's numbers, complete rows counting 0; published in brackets.\n\n"
              + markdown(["", *map(percent, cells)], rows)]  # fmt: skip
-    if mine["metric"].isin(["covariate_accuracy"]).any():
+    if "covariate_accuracy" in said:
         rows = []
         for method in ("mean", "knn", "paper", "joint"):
-            quotes = [quoted(known, name, dataset, method, "covariate_accuracy", level) for level in cells]
+            quotes = [known.get((name, dataset, method, "covariate_accuracy", level), "") for level in cells]
             ours = [figures(c, "covariate_accuracy").get(method, Figure()).text(3) for c in cells.values()]
             rows.append([method, *(f"{a} {b}".strip() for a, b in zip(ours, quotes, strict=True))])
         parts.append("Accuracy; published in brackets.\n\n" + markdown(["", *map(percent, cells)], rows))

@@ -11,6 +11,7 @@ there. `report` writes docs/reproduction.md from the results, and `figures` its 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from pathlib import Path
@@ -38,6 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
     running.add_argument("--workers", type=int, default=1, help="processes; on a GPU, they share it")
     running.add_argument("--data", type=Path, default=os.environ.get("LACOVA_DATA"),
                          help="folder of the clinical tables, or LACOVA_DATA")  # fmt: skip
+    running.add_argument("--settings", type=json.loads, default={}, help="other settings of the model, as JSON")
+    running.add_argument("--fit", type=json.loads, default={}, help="other options of fit, as JSON")
     running.add_argument("--minutes", type=float, help="begin no cell after so many")
     running.add_argument("--dry-run", action="store_true", help="list what would be fitted")
     running.add_argument("--tables-folder", type=Path, default=config.FOLDER, help=argparse.SUPPRESS)
@@ -67,7 +70,13 @@ def start(options: argparse.Namespace) -> int:
     chosen = {name: getattr(options, name) or usual[name] for name in usual}
     choice = config.Choice(**chosen, methods=options.methods, datasets=options.datasets)
     jobs = config.jobs(tables, choice, options.quick, options.tables_folder)
+    if options.settings or options.fit:
+        if options.results is None:
+            raise ValueError("runs with other --settings or --fit need a file of their own: --results FILE.")
+        jobs = [job.varied(options.settings, options.fit) for job in jobs]
     file = options.results or (Path("runs/quick.jsonl") if options.quick else results.FILE)
+    if options.workers < 1:
+        raise ValueError(f"--workers is {options.workers}; expected 1 or more.")
     if not jobs:
         raise ValueError("no cell of these tables fits all of --missing, --methods, --networks and --datasets.")
     if options.dry_run:

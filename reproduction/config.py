@@ -6,7 +6,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,10 @@ class Job:
             "table": self.table, "dataset": self.dataset, "model": self.model, "networks": self.networks,
             "covariates": covariates or self.covariates, "missing": self.missing, "seed": self.seed,
         }  # fmt: skip
+
+    def varied(self, settings: dict[str, Any], fit: dict[str, Any]) -> Job:
+        """The same with some settings and options replaced."""
+        return replace(self, settings={**self.settings, **settings}, fit={**self.fit, **fit})
 
     @property
     def name(self) -> str:

@@ -144,6 +144,13 @@ def test_the_command_line_says_what_is_wrong(command, capsys):
     assert "no cell" in capsys.readouterr().err
 
 
+def test_other_settings_need_a_file_of_their_own(capsys):
+    assert main(["run", "lvae", "--fit", '{"recall": 0}']) == 2
+    assert "--results FILE" in capsys.readouterr().err
+    job = config.jobs(["lvae"])[0].varied({"expectation": "exact"}, {"recall": 0})
+    assert (job.settings["expectation"], job.settings["inducing"], job.fit["recall"]) == ("exact", 60, 0)
+
+
 def test_the_pilot_needs_its_files(tiny, capsys, monkeypatch):
     monkeypatch.delenv("LACOVA_DATA", raising=False)
     assert main(["run", "cdisc", "--results", str(tiny / "none.jsonl")]) == 2

@@ -9,6 +9,12 @@ import pandas as pd
 import pytest
 
 import lacova.datasets.digits
+import lacova.datasets.health
+import lacova.datasets.masks
+import lacova.datasets.sources
+import lacova.datasets.sparse
+import lacova.datasets.trial
+import lacova.datasets.truth
 import lacova.models
 import lacova.pooling
 import lacova.schema
@@ -47,7 +53,20 @@ def test_the_first_example_in_python_and_in_the_shell(tmp_path, monkeypatch, cap
 
 
 @pytest.mark.parametrize(
-    "module", [lacova.schema, lacova.models, lacova.pooling, lacova.sklearn, lacova.datasets.digits]
+    "module",
+    [
+        lacova.schema,
+        lacova.models,
+        lacova.pooling,
+        lacova.sklearn,
+        lacova.datasets.digits,
+        lacova.datasets.health,
+        lacova.datasets.masks,
+        lacova.datasets.sources,
+        lacova.datasets.sparse,
+        lacova.datasets.trial,
+        lacova.datasets.truth,
+    ],
 )
 def test_docstring_examples(module):
     failed, tried = doctest.testmod(module)

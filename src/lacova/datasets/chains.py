@@ -1,8 +1,8 @@
 """Two-state chains in continuous time: things that begin and end, looked at now and then.
 
-A chain is 1 with probability π at any time and forgets at rate 1/τ: P(s → s′ in a time d) = π(s′) + e^(−d/τ)(1[s = s′] − π(s′)).
-It begins at rate π/τ and ends at rate (1 − π)/τ. Arrays end in visits × chains, in the order of time; whatever comes before
-(patients, draws) is treated alike.
+A chain is 1 with probability π at any time, and forgets at rate 1/τ: in a time d it goes from s to s′ with probability
+π(s′) + e^(−d/τ)(1[s = s′] − π(s′)). It begins at rate π/τ and ends at rate (1 − π)/τ. Arrays end in visits × chains, in
+the order of time; whatever comes before (patients, draws) is treated alike.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ class Chains:
     def simulate(self, times: Floats, rng: np.random.Generator) -> Floats:
         """States (…×visits×chains) at times (…×visits)."""
         states = np.empty((*times.shape, len(self.share)))
-        for k, u in enumerate(np.moveaxis(rng.random(states.shape), -2, 0)):
+        u: Floats = np.asarray(rng.random(states.shape))
+        for k in range(times.shape[-1]):
             one = self.share if k == 0 else self.step(states[..., k - 1, :], _gap(times, k - 1))
-            states[..., k, :] = u < one
+            states[..., k, :] = u[..., k, :] < one
         return states
 
     def forward(self, times: Floats, seen: Floats) -> Floats:

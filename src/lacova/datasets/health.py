@@ -5,11 +5,12 @@ from __future__ import annotations
 from os import PathLike
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from scipy.special import expit
 
 from lacova.datasets.digits import PIXELS, Floats, frame, transform
-from lacova.datasets.sources import CLASSES, by_class, mnist
+from lacova.datasets.sources import CLASSES, Bytes, by_class, mnist
 from lacova.schema import Schema
 
 VISITS = 20
@@ -47,15 +48,14 @@ def health_mnist(
     sex = rng.choice(CLASSES, patients)
     disease, location = rng.integers(0, 2, (2, patients))
     pictures = np.stack([frame(image / 255.0) for image in _own_images(sex, rng, source)])
-    visit = np.tile(np.arange(VISITS), patients)
+    visit: Floats = np.tile(np.arange(VISITS, dtype=np.float64), patients)
     patient = np.repeat(np.arange(patients), VISITS)
-    t = visit - float(ONSET)
-    sick = disease[patient] == 1
+    t, sick = np.asarray(visit - ONSET), disease[patient] == 1
     x = pd.DataFrame({
-        "id": patient, "age": visit.astype(float), "onset": np.where(sick, t, np.nan),
+        "id": patient, "age": visit, "onset": np.where(sick, t, np.nan),
         "sex": sex[patient], "disease": disease[patient], "location": location[patient],
     })  # fmt: skip
-    rotation = SHAKE * rng.standard_normal(len(x)) + turn(t, sick)
+    rotation = turn(t, sick) + SHAKE * rng.standard_normal(len(x))
     diagonal = np.sqrt(2.0) * visit / 10
     y = transform(pictures[patient], rotation, diagonal, np.ones(len(x))).reshape(len(x), -1)
     y[rng.random(y.shape) < missing] = np.nan
@@ -64,12 +64,12 @@ def health_mnist(
     return pd.concat([x, pd.DataFrame(y, columns=list(PIXELS))], axis=1), schema
 
 
-def turn(t: Floats, sick: np.ndarray) -> Floats:
+def turn(t: Floats, sick: npt.NDArray[np.bool_]) -> Floats:
     """The expected rotation, in degrees, at time t since onset."""
-    return np.where(sick, TURN * expit(t), STILL)
+    return np.asarray(np.where(sick, TURN * expit(t), STILL))
 
 
-def _own_images(sex: np.ndarray, rng: np.random.Generator, source: str | PathLike[str] | None) -> np.ndarray:
+def _own_images(sex: npt.NDArray[np.int64], rng: np.random.Generator, source: str | PathLike[str] | None) -> Bytes:
     """An image of its own for each patient; where there are fewer images than patients, they are used again."""
     chosen = np.empty((len(sex), 28, 28), dtype=np.uint8)
     for digit, images in by_class(*mnist(source), source).items():

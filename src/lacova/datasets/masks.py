@@ -36,7 +36,7 @@ def mask_at_random(
            id  sex  dose
         0   1    f   0.0
         1   1    f   1.0
-        2   2  NaN   NaN
+        2   2  NaN   2.0
         3   2  NaN   3.0
         4   3    f   NaN
         5   3    f   5.0

@@ -132,7 +132,7 @@ def _checked(images: npt.NDArray[Any], labels: Labels, path: Path) -> tuple[Byte
     return images, labels
 
 
-# --- IDX: four bytes of type, the lengths of all dimensions as 32-bit whole numbers, most significant byte first, data --
+# --- IDX: four bytes of type, the length of each dimension in 32 bits, most significant byte first, then the data -----
 
 
 def _folder(folder: Path) -> tuple[Bytes, Labels]:
@@ -167,11 +167,14 @@ def _pair(path: Path, folder: Path) -> tuple[Bytes, Labels]:
 
 def _idx(path: Path, magic: int) -> Bytes:
     wanted = (SIDE, SIDE) if magic == IMAGES else ()
-    with _readable(path), (gzip.open(path) if path.suffix == ".gz" else path.open("rb")) as stream:
+    opened: Any = gzip.open if path.suffix == ".gz" else open
+    with _readable(path), opened(path, "rb") as stream:
         found = _numbers(stream, 1, path)[0]
         if found != magic:
             what = "images" if magic == IMAGES else "labels"
-            raise DataError(f"{path} begins with 0x{found:08x}; expected 0x{magic:08x}, an IDX file of {what} in bytes.")
+            raise DataError(
+                f"{path} begins with 0x{found:08x}; expected 0x{magic:08x}, an IDX file of {what} in bytes."
+            )
         count, *sides = _numbers(stream, 1 + len(wanted), path)
         if tuple(sides) != wanted or not 1 <= count <= MOST:
             sizes = " of 28×28" if magic == IMAGES else ""
@@ -189,7 +192,7 @@ def _numbers(stream: IO[bytes], count: int, path: Path) -> list[int]:
     data = stream.read(4 * count)
     if len(data) < 4 * count:
         raise DataError(f"{path} ends within its header; expected an IDX file.")
-    return np.frombuffer(data, dtype=">u4").tolist()
+    return [int(number) for number in np.frombuffer(data, dtype=">u4")]
 
 
 @contextmanager

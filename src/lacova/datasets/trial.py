@@ -1,8 +1,8 @@
 """A simulated trial with the shape of the paper's clinical study, whose every law is stated.
 
-Patients stay for a while and are seen on irregular days. Adverse events and medications are two-state chains in continuous
-time (`chains`). They, time, age and sex act on organ systems, whose state a measurement shows, with the patient's own level
-and noise. Most visits measure little; which do depends on nothing else.
+Patients stay for a while and are seen on irregular days. Adverse events and medications are two-state chains in
+continuous time (`chains`). They, time, age and sex act on organ systems, whose state a measurement shows, with the
+patient's own level and noise. Most visits measure little; which do depends on nothing else.
 """
 
 from __future__ import annotations
@@ -210,7 +210,8 @@ def _indicators(patient: npt.NDArray[np.int64], day: npt.NDArray[np.int64], rng:
     times = np.zeros((len(visits), visits.max()))
     times[number, k] = day
     times = np.maximum.accumulate(times, axis=1)  # behind the last visit, time stands still
-    return CHAINS.simulate(times, rng)[number, k]
+    states: Floats = CHAINS.simulate(times, rng)[number, k]
+    return states
 
 
 def _shares(kind: str) -> list[float]:

@@ -1,10 +1,13 @@
 """Missing covariates of the simulated trial, drawn from the law that made them.
 
-Given the days, the chains are completed exactly: filter forward, sample backward. A missing day has a law of its own: a patient
-stays until a day T, drawn evenly from SHORTEST … LONGEST, and is seen on each day with probability λ, so that n days without
-order have probability λⁿ Σ_T p(T)(1 − λ)^(T + 1 − n) over the T that are not before the last of them: a function of n and the
-last day. What events and medications were seen at the visit says more. One missing day of a patient is drawn exactly, several
-in turn, given the others (Gibbs), with all unseen states summed out.
+Given the days, the chains are completed exactly: filter forward, sample backward. A missing day has a law of its own: a
+patient stays until a day T, drawn evenly from SHORTEST … LONGEST, and is seen on each day with probability λ, so that n
+days without order have probability λⁿ Σ_T p(T)(1 − λ)^(T + 1 − n) over the T that are not before the last of them: a
+function of n and the last day. What events and medications were seen at the visit says more. One missing day of a
+patient is drawn exactly, several in turn, given the others (Gibbs), with all unseen states summed out.
+
+A filtered table holds the full visits. That one of them has less than half of its measurements, and is left out,
+happens with a probability of 4·10⁻¹⁰, and is neglected.
 """
 
 from __future__ import annotations
@@ -29,8 +32,8 @@ def true_covariates(
     """Completions (draws × rows × 23 covariates) of a table of `simulated_trial` with gaps made at random in them.
 
     Missing entries are draws from the generator's law given all that is observed of the covariates at all the patient's
-    visits in the table; observed ones are as they were. Columns are in the order of the schema's covariates. The order of
-    a patient's rows is not taken as a sign of when they were.
+    visits in the table; observed ones are as they were. Columns are in the order of the schema's covariates. The order
+    of a patient's rows is not taken as a sign of when they were.
 
     Args:
         table: whole patients; every visit of them.
@@ -51,6 +54,8 @@ def true_covariates(
     if absent:
         raise DataError(f"the table has no column {', '.join(map(repr, absent))}; expected one of simulated_trial.")
     x = table[list(COVARIATES)].to_numpy(float, na_value=np.nan)
+    if not np.isin(x[:, 0][~np.isnan(x[:, 0])], GRID).all():
+        raise DataError(f"days must be whole numbers from 0 to {LONGEST}; expected a table of simulated_trial.")
     last = _last_day(VISIT * KINDS["full"] if filtered else VISIT)
     out = np.repeat(x[None], draws, axis=0)
     for rows in table.groupby("id", sort=False).indices.values():
@@ -99,11 +104,12 @@ def _draw(weights: Floats, rng: np.random.Generator) -> Indices:
 def _weights(days: Floats, seen: Floats, here: Floats, last: Floats) -> Floats:
     """The law (draws × days of the grid), up to a factor, of the day of a visit with states `here`, given the others.
 
-    In a gap between the others, of length g, with P(state) a before it and likelihood b after it, a chain that is seen in
-    state s contributes Σ a P(· → s) · Σ P(s → ·) b / Σ a P(g) b: how much more likely that is there than anywhere.
+    In a gap between two of the others, with P(state) a before it and likelihood b after it, a chain that is seen in
+    state s contributes Σ a P(· → s) · Σ P(s → ·) b / Σ a P(· → ·) b, where the last P goes over the whole gap: what the
+    others say of the chain has the same probability wherever the visit is.
     """
     last_of_others = days.max(1, initial=0).astype(int)[:, None]
-    weights = last[np.maximum(GRID, last_of_others)]
+    weights: Floats = last[np.maximum(GRID, last_of_others)]
     np.put_along_axis(weights, days.astype(int), 0.0, 1)  # no two visits on a day
     c = ~np.isnan(here)
     if not c.any():
@@ -115,7 +121,7 @@ def _weights(days: Floats, seen: Floats, here: Floats, last: Floats) -> Floats:
     # Before each gap, P(s); before the first there is no visit.
     one = chains.forward(t, seen)
     before = _padded(np.where(s == 1, one, 1 - one) - likely, 0.0, front=True)
-    # After each gap, the likelihood of s, and of a state drawn afresh; behind the last visit nothing is to be explained.
+    # After each gap, the likelihood of s, and of a state drawn afresh; behind the last visit there is none to explain.
     zero_after, one_after = chains.backward(t, seen)
     fresh = _padded((1 - chains.share) * zero_after + chains.share * one_after, 1.0)
     after = _padded(np.where(s == 1, one_after, zero_after), 1.0) - fresh
@@ -128,7 +134,7 @@ def _weights(days: Floats, seen: Floats, here: Floats, last: Floats) -> Floats:
     flat = gap + whole.shape[1] * np.arange(len(t))[:, None]
 
     def pick(values: Floats) -> Floats:
-        return values.reshape(-1, len(s)).take(flat, axis=0)
+        return np.asarray(values.reshape(-1, len(s)).take(flat, axis=0))
 
     left, right = keep.take(since, axis=0), keep.take(until, axis=0)  # in place: these are the large ones
     left *= pick(before)

@@ -1,8 +1,16 @@
-"""Every Python snippet in the documentation runs as it stands."""
+"""Every snippet in the documentation runs as it stands, in Python and in the shell.
+
+Two things differ from a reader's terminal: fits are short, and the recipes for several machines run on this one.
+"""
 
 import doctest
+import os
 import re
 import shlex
+import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -20,6 +28,7 @@ import lacova.pooling
 import lacova.schema
 import lacova.sklearn
 from lacova.cli import main
+from lacova.schema import Schema
 
 ROOT = Path(__file__).parents[1]
 SNIPPETS = [
@@ -50,6 +59,84 @@ def test_the_first_example_in_python_and_in_the_shell(tmp_path, monkeypatch, cap
     assert done.notna().all().all()
     assert {"alt_lower", "day_upper"} <= set(done)
     assert len(pd.read_csv(tmp_path / "predicted.csv")) == 200
+
+
+# A fit of two epochs in the place of a long one, and a quiet pip: the environment is there already.
+SHELL = """
+set -eu
+lacova() { if [ "$1" = fit ]; then command lacova "$@" --epochs 2; else command lacova "$@"; fi; }
+pip() { :; }
+srun() { shift; "$@"; }
+"""
+# What a recipe for several machines says of them, and what this machine has.
+ONE_MACHINE = {"--nnodes 2": "--nnodes 1", "--nproc-per-node 4": "--nproc-per-node 2", "--devices 4": "--devices 2",
+               "--nodes 2": "--nodes 1"}  # fmt: skip
+
+
+def shell_of(page: str) -> list[str]:
+    return re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), flags=re.S)
+
+
+def in_bash(blocks: list[str], folder: Path) -> str:
+    tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", "\n".join([SHELL, *blocks])], cwd=folder, env=os.environ | {"PATH": tools}, text=True,
+        capture_output=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def visits(folder: Path) -> None:
+    """The small table of visits, as CSV and Parquet, that the pages on training speak of."""
+    python = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.S)[0]
+    lines = python.split("\n")
+    until = next(k for k, line in enumerate(lines) if line.startswith("table.to_csv"))
+    code = "\n".join(lines[: until + 1]).replace("visits.csv", str(folder / "visits.csv"))
+    exec(compile(code, "README", "exec"), found := {})
+    found["table"].to_parquet(folder / "visits.parquet")
+    schema = Schema.infer(found["table"], instance="id", time="day")
+    (folder / "schema.toml").write_text(schema.to_toml(), encoding="utf-8")
+
+
+def test_no_page_has_a_kind_of_snippet_that_is_not_run():
+    run = {"python", "sh", "text", "toml"}  # text is output, and TOML is read by the tests of the schema
+    shell = {"README.md", "pbc.md", "interruption.md", "scaling.md"}
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]:
+        kinds = set(re.findall(r"^```(\S+)$", path.read_text(encoding="utf-8"), flags=re.M))
+        assert kinds <= run, path.name
+        assert "sh" not in kinds or path.name in shell, f"{path.name} has shell snippets that no test runs"
+
+
+@pytest.mark.skipif("LACOVA_DATA" not in os.environ, reason="LACOVA_DATA is not set")
+def test_the_session_with_a_real_table(tmp_path):
+    shutil.copy(Path(os.environ["LACOVA_DATA"]) / "pbcseq.csv", tmp_path)
+    printed = in_bash(shell_of("pbc.md"), tmp_path)
+    assert "coverage90" in printed
+    completed = pd.read_csv(tmp_path / "completed.csv")
+    assert len(completed) == len(pd.read_csv(tmp_path / "pbcseq.csv"))
+    assert len(pd.read_csv(tmp_path / "draws.csv")) == 20 * len(completed)
+    assert (pd.read_csv(tmp_path / "forecast.csv")["id"] == 294).all()
+
+
+def test_the_shell_of_the_page_on_interruption(tmp_path):
+    visits(tmp_path)
+    first, resumed = shell_of("interruption.md")[0].strip().split("\n")
+    in_bash([f"timeout --signal KILL 3 {first.split('#')[0]} --epochs 100000 || true", resumed], tmp_path)
+    assert (tmp_path / "run").is_dir()
+
+
+@pytest.mark.parametrize("block", range(3))
+def test_the_shell_of_the_page_on_scaling(block, tmp_path):
+    visits(tmp_path)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    code = shell_of("scaling.md")[block]
+    for machines, here in ({"FIRST:29500": f"localhost:{port}"} | ONE_MACHINE).items():
+        code = code.replace(machines, here)
+    in_bash([code], tmp_path)
+    assert (tmp_path / "run").is_dir()
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,11 @@ from reproduction.data import Sources
 from reproduction.run import run
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(
         prog="python -m reproduction", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    actions = parser.add_subparsers(dest="action", required=True)
+    actions = found.add_subparsers(dest="action", required=True)
     running = actions.add_parser("run", help="fit what is not in the results file")
     running.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(config.NAMES)}; all but cdisc "
                          "without --data")  # fmt: skip
@@ -53,7 +53,11 @@ def main(arguments: list[str] | None = None) -> int:
         action.add_argument("--images", type=Path, help="MNIST: an .npz with x and y, or a folder of IDX files")
     for action in (running, reporting, drawing):
         action.add_argument("--results", type=Path, help="another results file")
-    options = parser.parse_args(arguments)
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
     try:
         return {"run": start, "report": report, "figures": draw}[options.action](options)
     except KeyboardInterrupt:

@@ -23,7 +23,7 @@ def compute(job: Job, wanted: Sequence[str], sources: Sources, device: str) -> l
     seen_all = job.covariates == "oracle"
     given = {part: data.seen(part) if seen_all else data.masked[part] for part in data.masked}
     # Where a covariate does not exist for some (the onset of the healthy), the oracle takes its mean for them.
-    exists = not given["train"][data.x].isna().any().any()
+    exists = not any(data.complete[part][data.x].isna().any(axis=None) for part in data.complete)
     treatment = "mean" if seen_all and not exists else job.covariates
     started = time.perf_counter()
     model = MODELS[job.model](data.schema, networks=job.preset, covariates=treatment, **job.settings)

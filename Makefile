@@ -4,9 +4,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEVICE ?= cpu
+SEEDS ?= 0 1 2
+WORKERS ?= 2
+# For reproduce: IMAGES=mnist.npz for MNIST, DATA=folder for the clinical tables; TABLE="cvae lvae" for some of them.
+SOURCES = $(if $(IMAGES),--images $(IMAGES)) $(if $(DATA),--data $(DATA))
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types tests bench docs clean
+.PHONY: demo test lint types tests bench docs reproduce reproduce-quick clean
 
 demo: $(VENV)/.installed
 	$(BIN)/lacova demo --out demo
@@ -29,6 +33,14 @@ bench: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/test_docs.py
+
+reproduce: $(VENV)/.installed
+	$(BIN)/python -m reproduction run $(TABLE) --seeds $(SEEDS) --device $(DEVICE) --workers $(WORKERS) $(SOURCES)
+	$(BIN)/python -m reproduction report
+
+reproduce-quick: $(VENV)/.installed
+	$(BIN)/python -m reproduction run $(TABLE) --quick --device $(DEVICE) --workers $(WORKERS) $(SOURCES)
+	$(BIN)/python -m reproduction report --results runs/quick.jsonl --out runs/quick.md
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

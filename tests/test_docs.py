@@ -17,6 +17,12 @@ import pandas as pd
 import pytest
 
 import lacova.datasets.digits
+import lacova.datasets.health
+import lacova.datasets.masks
+import lacova.datasets.sources
+import lacova.datasets.sparse
+import lacova.datasets.trial
+import lacova.datasets.truth
 import lacova.models
 import lacova.pooling
 import lacova.schema
@@ -95,7 +101,7 @@ def visits(folder: Path) -> None:
 
 def test_no_page_has_a_kind_of_snippet_that_is_not_run():
     run = {"python", "sh", "text", "toml"}  # text is output, and TOML is read by the tests of the schema
-    shell = {"README.md", "pbc.md", "interruption.md", "scaling.md"}
+    shell = {"README.md", "pbc.md", "interruption.md", "scaling.md", "reproduction.md"}
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]:
         kinds = set(re.findall(r"^```(\S+)$", path.read_text(encoding="utf-8"), flags=re.M))
         assert kinds <= run, path.name
@@ -134,7 +140,20 @@ def test_the_shell_of_the_page_on_scaling(block, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "module", [lacova.schema, lacova.models, lacova.pooling, lacova.sklearn, lacova.datasets.digits]
+    "module",
+    [
+        lacova.schema,
+        lacova.models,
+        lacova.pooling,
+        lacova.sklearn,
+        lacova.datasets.digits,
+        lacova.datasets.health,
+        lacova.datasets.masks,
+        lacova.datasets.sources,
+        lacova.datasets.sparse,
+        lacova.datasets.trial,
+        lacova.datasets.truth,
+    ],
 )
 def test_docstring_examples(module):
     failed, tried = doctest.testmod(module)

@@ -22,7 +22,8 @@ from lacova.covariates.prior import JointPrior
 from lacova.covariates.recall import hidden_share, hide
 from lacova.networks import mlp
 from lacova.table import Codec
-from reproduction.covariates.study import data, pictures
+from reproduction.config import read
+from reproduction.data import Sources, study
 
 FAMILIES = ("independent", "full covariance", "mixture of 2", "mixture of 4", "prior's components")
 
@@ -72,8 +73,9 @@ def squash(value: Tensor) -> Tensor:
     return 8.0 * torch.tanh(value / 8.0)
 
 
-def compare(dataset: int, missing: float, images, epochs: int, seed: int) -> None:
-    complete, masked, schema = data(dataset, missing, seed, images)
+def compare(dataset: int, missing: float, sources: Sources, epochs: int, seed: int) -> None:
+    data = study(dataset, read("lvae")["rows"], missing, seed, sources)
+    complete, masked, schema = data.complete, data.masked, data.schema
     codec = Codec.learn(schema, masked["train"], "none")
     train, test, truth = codec.encode(masked["train"]), codec.encode(masked["test"]), codec.encode(complete["test"]).x
     mixture = JointPrior.learn(codec.space, train, seed).mixture
@@ -114,16 +116,16 @@ def compare(dataset: int, missing: float, images, epochs: int, seed: int) -> Non
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=Path, help="as for study")
+    parser.add_argument("--images", type=Path, help="MNIST, as for `python -m reproduction run`")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     options = parser.parse_args()
     torch.set_num_threads(1)
-    images = pictures(options.images)
+    sources = Sources(options.images)
     for seed in options.seeds:
         for dataset in (1, 2, 3):
             for missing in (0.2, 0.4):
-                compare(dataset, missing, images, options.epochs, seed)
+                compare(dataset, missing, sources, options.epochs, seed)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from lacova.datasets.digits import PIXELS, SIDE, mask_at_random, rotated_digits
+from lacova.datasets import mask_at_random, rotated_digits
+from lacova.datasets.digits import PIXELS, SIDE
 from lacova.models import Covariates, GPPriorVAE
 from lacova.schema import Schema
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 from torch.nn import functional
 
+from lacova.datasets.sources import by_class, embedded
 from lacova.schema import Schema
 
 Floats = npt.NDArray[np.float64]
@@ -28,7 +29,8 @@ def rotated_digits(
             class, 3 or 6, as a further covariate).
         rows: how many images.
         seed: of everything random.
-        images: a square image in [0, 1] for class 3 (and 6); scikit-learn's 8×8 digits, enlarged, by default.
+        images: a square image in [0, 1] for class 3 (and 6): `digit_images()` for those of MNIST. By default, the first
+            of scikit-learn's 8×8 digits, enlarged.
 
     Example:
         >>> table, schema = rotated_digits(1, rows=5)
@@ -38,7 +40,8 @@ def rotated_digits(
     rng = np.random.default_rng(seed)
     x = _covariates(dataset, rows, rng)
     digit = x["digit"].to_numpy() if "digit" in x else np.full(rows, 3)
-    pictures = {int(k): _frame(images[int(k)] if images is not None else _embedded(int(k))) for k in np.unique(digit)}
+    chosen = images if images is not None else {k: few[0] / 255.0 for k, few in by_class(*embedded()).items()}
+    pictures = {int(k): frame(chosen[int(k)]) for k in np.unique(digit)}
     base = np.stack([pictures[int(k)] for k in digit])
     y = transform(base, *x[["rotation", "shift", "contrast"]].to_numpy().T.copy())
     y = y + NOISE * rng.standard_normal(y.shape)
@@ -78,7 +81,10 @@ def covariate_law(dataset: int | str, driver: Floats) -> tuple[Floats, Floats]:
 
 
 def transform(images: Floats, rotation: Floats, shift: Floats, contrast: Floats) -> Floats:
-    """Turn by `rotation` degrees about the centre, move `shift` pixels along the diagonal, multiply by the contrast."""
+    """Turn by `rotation` degrees about the centre, move `shift` pixels along the diagonal, multiply by the contrast.
+
+    Clockwise as one looks at it, then to the right and down by shift/√2 pixels each; the contrast is kept in [0.15, 1].
+    """
     angle = torch.as_tensor(np.deg2rad(rotation))
     step = torch.as_tensor(shift) / np.sqrt(2.0) * 2.0 / SIDE  # pixels per axis, in grid units
     cos, sin = angle.cos(), angle.sin()
@@ -90,28 +96,10 @@ def transform(images: Floats, rotation: Floats, shift: Floats, contrast: Floats)
     return np.asarray(moved[:, 0].numpy() * np.clip(contrast, 0.15, 1.0)[:, None, None])
 
 
-def _embedded(digit: int) -> Floats:
-    """The first such digit among scikit-learn's 8×8 ones, enlarged to 28×28."""
-    from sklearn.datasets import load_digits
-
-    data = load_digits()
-    small = torch.as_tensor(data.images[data.target == digit][0] / 16.0)[None, None]
-    large = functional.interpolate(small, size=(28, 28), mode="bicubic", align_corners=False)
-    return np.asarray(large[0, 0].clamp(0.0, 1.0).numpy())
-
-
-def _frame(image: Floats) -> Floats:
+def frame(image: Floats) -> Floats:
     """Zero-pad a square image to SIDE×SIDE."""
     if image.ndim != 2 or image.shape[0] != image.shape[1] or image.shape[0] > SIDE:
         raise ValueError(f"a digit must be a square image of at most {SIDE}×{SIDE} pixels, got shape {image.shape}.")
     before = (SIDE - image.shape[0]) // 2
     after = SIDE - image.shape[0] - before
     return np.pad(np.asarray(image, dtype=np.float64), (before, after))
-
-
-def mask_at_random(table: pd.DataFrame, columns: Sequence[str], fraction: float, seed: int) -> pd.DataFrame:
-    """A copy in which each entry of `columns` is missing with probability `fraction`, independently of everything."""
-    holes = np.random.default_rng(seed).random((len(table), len(columns))) < fraction
-    masked = table.copy()
-    masked[list(columns)] = masked[list(columns)].mask(holes)
-    return masked

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
-from lacova.datasets import mask_at_random, rotated_digits
+from lacova.datasets import rotated_digits
 from lacova.datasets.digits import NOISE, SIDE, covariate_law, transform
+from lacova.datasets.sources import embedded
 
 
 @pytest.mark.parametrize(("dataset", "columns"), [
@@ -58,10 +59,8 @@ def test_pixel_noise_and_own_images():
         rotated_digits(4)
 
 
-def test_masking_hides_the_stated_share_and_nothing_else():
-    table, schema = rotated_digits(1, 100)
-    masked = mask_at_random(table, list(schema.covariates), 0.3, seed=0)
-    assert masked[list(schema.covariates)].isna().to_numpy().mean() == pytest.approx(0.3, abs=0.06)
-    assert masked[list(schema.measurements)].equals(table[list(schema.measurements)])
-    seen = masked.notna()
-    assert (masked.where(seen, 0) == table.where(seen, 0)).to_numpy().all()
+def test_own_images_are_the_embedded_ones_unless_given():
+    images, labels = embedded()
+    own = {digit: images[labels == digit][0] / 255.0 for digit in (3, 6)}
+    assert rotated_digits("3-discrete", 40)[0].equals(rotated_digits("3-discrete", 40, images=own)[0])
+    assert not rotated_digits(1, 4)[0].equals(rotated_digits(1, 4, images={3: own[6]})[0])

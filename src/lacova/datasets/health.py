@@ -1,0 +1,78 @@
+"""Health MNIST: patients whose digit turns with their disease and moves with their age."""
+
+from __future__ import annotations
+
+from os import PathLike
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy.special import expit
+
+from lacova.datasets.digits import PIXELS, Floats, frame, transform
+from lacova.datasets.sources import CLASSES, Bytes, by_class, mnist
+from lacova.schema import Schema
+
+VISITS = 20
+ONSET = 9  # the visit in the middle of a sick patient's turn
+TURN, STILL, SHAKE = 45.0, 5.0, 2.0  # degrees: of the sick in the end, of the healthy, sd of all
+
+
+def health_mnist(
+    patients: int = 200, seed: int = 0, missing: float = 0.25, source: str | PathLike[str] | None = None
+) -> tuple[pd.DataFrame, Schema]:
+    """20 visits of each patient: age, time since onset, sex, disease, location, and an image of 36×36 with gaps.
+
+    A patient is one image of a 3 or a 6; the digit is the sex. Sex, disease and location are fair coins. At visit
+    k = 0 … 19 the age is k and t = k − 9; the image is turned clockwise by N(0, 2²) degrees, plus 45·sigmoid(t) if the
+    patient is sick and 5 if not, and moved k/10 pixels to the right and as many down. The time since onset is t, and
+    missing for the healthy.
+
+    Args:
+        patients: how many; no two have the same image, as long as there are enough.
+        seed: of everything random.
+        missing: the share of pixels that are missing, completely at random. The images behind them do not depend on it:
+            `missing=0` gives the complete ones.
+        source: of the digits, as in `mnist`.
+
+    Example:
+        >>> table, schema = health_mnist(patients=3)
+        >>> table.shape, list(schema.covariates), schema.static
+        ((60, 1302), ['age', 'onset', 'sex', 'disease', 'location'], ('sex', 'disease', 'location'))
+    """
+    if patients < 1:
+        raise ValueError(f"patients is {patients}; expected 1 or more.")
+    if not 0 <= missing <= 1:
+        raise ValueError(f"missing is {missing}; expected a share from 0 to 1.")
+    rng = np.random.default_rng(seed)
+    sex = rng.choice(CLASSES, patients)
+    disease, location = rng.integers(0, 2, (2, patients))
+    pictures = np.stack([frame(image / 255.0) for image in _own_images(sex, rng, source)])
+    visit: Floats = np.tile(np.arange(VISITS, dtype=np.float64), patients)
+    patient = np.repeat(np.arange(patients), VISITS)
+    t, sick = np.asarray(visit - ONSET), disease[patient] == 1
+    x = pd.DataFrame({
+        "id": patient, "age": visit, "onset": np.where(sick, t, np.nan),
+        "sex": sex[patient], "disease": disease[patient], "location": location[patient],
+    })  # fmt: skip
+    rotation = turn(t, sick) + SHAKE * rng.standard_normal(len(x))
+    diagonal = np.sqrt(2.0) * visit / 10
+    y = transform(pictures[patient], rotation, diagonal, np.ones(len(x))).reshape(len(x), -1)
+    y[rng.random(y.shape) < missing] = np.nan
+    kinds = {"age": "continuous", "onset": "continuous", **dict.fromkeys(("sex", "disease", "location"), "categorical")}
+    schema = Schema(PIXELS, kinds, instance="id", time="age", static=("sex", "disease", "location"))  # type: ignore[arg-type]  # kinds are literals
+    return pd.concat([x, pd.DataFrame(y, columns=list(PIXELS))], axis=1), schema
+
+
+def turn(t: Floats, sick: npt.NDArray[np.bool_]) -> Floats:
+    """The expected rotation, in degrees, at time t since onset."""
+    return np.asarray(np.where(sick, TURN * expit(t), STILL))
+
+
+def _own_images(sex: npt.NDArray[np.int64], rng: np.random.Generator, source: str | PathLike[str] | None) -> Bytes:
+    """An image of its own for each patient; where there are fewer images than patients, they are used again."""
+    chosen = np.empty((len(sex), 28, 28), dtype=np.uint8)
+    for digit, images in by_class(*mnist(source), source).items():
+        mine, order = np.flatnonzero(sex == digit), rng.permutation(len(images))
+        chosen[mine] = images[order[np.arange(len(mine)) % len(order)]]
+    return chosen

@@ -10,6 +10,7 @@ from lacova.batches import Batch, Batches
 from lacova.intercepts import Intercepts, variance_parts
 from lacova.likelihoods import GaussianLikelihood
 from lacova.objective import elbo
+from lacova.options import FitOptions
 from lacova.table import Codec
 
 SCHEMA = lacova.Schema(["alt", "ast"], {"day": "continuous", "sex": "categorical"}, instance="id", time="day")
@@ -165,3 +166,23 @@ def test_a_table_without_patients_has_no_levels():
     assert lacova.GPPriorVAE(schema, latent_dim=1).fit(table, max_epochs=1)._vae.intercepts is None
     with pytest.raises(ValueError, match="no patients"):
         variance_parts(Codec.learn(schema, table).encode(table))
+
+
+def test_training_is_as_long_as_a_small_table_needs():
+    assert (FitOptions(batch_size=100).settled(100_000).epochs, FitOptions().settled(100_000).waits) == (200, 30)
+    small = FitOptions(batch_size=20).settled(130)  # 7 steps an epoch
+    assert (small.epochs, small.waits) == (429, 58)
+    told = FitOptions(batch_size=20, max_epochs=5, patience=2).settled(130)
+    assert (told.epochs, told.waits) == (5, 2)
+
+
+def test_a_measurement_that_is_constant_in_training_does_not_decide_when_to_stop():
+    train, held_out = visits(20), visits(6, seed=3)
+    same = {"ast": 0.0}
+    bounds = []
+    for other in (0.0, 40.0):
+        model = lacova.GPPriorVAE(SCHEMA, latent_dim=1, inducing=4, scaling="none")
+        with pytest.warns(UserWarning, match="constant"):
+            model.fit(train.assign(**same), held_out.assign(ast=other), max_epochs=3, batch_size=5)
+        bounds.append(model.training["validation"])
+    pd.testing.assert_series_equal(*bounds)

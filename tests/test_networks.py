@@ -33,8 +33,20 @@ def test_clinical_preset_has_the_sizes_of_the_paper():
     encoder = Encoder(resolve("clinical"), measurements=7, features=5, latent_dim=4)
     decoder = Decoder(resolve("clinical"), latent_dim=4, features=3, measurements=7)
     assert widths(encoder) == [(2 * 7 + 5, 128), (128, 64), (64, 2 * 4)]
-    assert widths(decoder) == [(4 + 3, 64), (64, 128), (128, 7)]
-    assert order(decoder) == ["Linear", "ReLU", "Linear", "ReLU", "Linear"]
+    assert widths(decoder) == [(4 + 3, 64), (64, 128), (128, 7), (4 + 3, 7)]  # the last one is the linear path
+    assert order(decoder.network) == ["Linear", "ReLU", "Linear", "ReLU", "Linear"]
+
+
+def test_a_decoder_with_a_linear_path_starts_linear_and_learns_more():
+    torch.manual_seed(0)
+    decoder = Decoder(Dense((8,), (16,), linear=True), latent_dim=2, features=0, measurements=3)
+    z = torch.randn(50, 2)
+    straight = torch.lerp(decoder(z[:1]), decoder(z[1:2]), 0.3)
+    torch.testing.assert_close(decoder(torch.lerp(z[:1], z[1:2], 0.3)), straight)
+    decoder(z).square().sum().backward()
+    assert all(p.grad is not None for p in decoder.parameters())
+    assert decoder.network[-1].weight.grad.abs().sum() > 0  # so that it leaves zero
+    assert Decoder(Dense((8,), (16,)), latent_dim=2, features=0, measurements=3).linear is None
 
 
 def test_rotated_digits_encoder_has_the_sizes_of_the_paper():

@@ -37,11 +37,11 @@ def fit(
     Ctrl-C ends training after the step at hand. Where there is a checkpoint, training goes on from it. Of several
     processes, which all do this at once, the main one has the checkpoint.
     """
-    team, options = train.team, options.settled(train.units)
+    team, asked, options = train.team, options, options.settled(train.units)
     step = Step(vae, options, train.units, train.length, train.device, team)
     state = State(sums=torch.zeros(len(TERMS), dtype=torch.float64, device=train.device))
     if checkpoint is not None:
-        checkpoint.begin(vae, step.optimiser, state, train, validation, options)
+        checkpoint.begin(vae, step.optimiser, state, train, validation, asked)
     _start_alike(team, vae, step.optimiser, state)
     train.prepare(vae)
     if validation is not None:

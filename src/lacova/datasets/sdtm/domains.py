@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from typing import Any, cast
 
 import pandas as pd
 
@@ -99,14 +100,26 @@ def _read_sas(path: Path) -> pd.DataFrame:
     if path.suffix.lower() == ".sas7bdat":
         return pd.read_sas(path, format="sas7bdat", encoding="infer")
     try:
-        frame = pd.read_sas(path, format="xport", encoding="utf-8")
+        frame = _read_xpt(path, "utf-8")
     except UnicodeDecodeError:  # an XPT file does not say how its letters are written
-        frame = pd.read_sas(path, format="xport", encoding="latin-1")
-    except StopIteration:
-        raise DataError(f"{path} has a header but no rows.") from None
+        frame = _read_xpt(path, "latin-1")
     numbers = frame.select_dtypes("number")
     frame[numbers.columns] = numbers.mask(numbers.abs() < NO_ZERO, 0.0)
     return frame
+
+
+def _read_xpt(path: Path, encoding: str) -> pd.DataFrame:
+    """pandas takes blank text at the end of short records for padding, and drops rows: so they are counted here."""
+    reader: Any = pd.read_sas(path, format="xport", encoding=encoding, iterator=True)
+    with reader:
+        data, length = path.read_bytes()[reader.record_start :], reader.record_length
+        rows = len(data) // length
+        while rows and not data[(rows - 1) * length : rows * length].strip():
+            rows -= 1
+        if rows == 0:
+            raise DataError(f"{path} has a header but no rows.")
+        reader.nobs = rows
+        return cast(pd.DataFrame, reader.read())
 
 
 def _text(column: pd.Series) -> pd.Series:

@@ -101,7 +101,7 @@ def visits(folder: Path) -> None:
 
 def test_no_page_has_a_kind_of_snippet_that_is_not_run():
     run = {"python", "sh", "text", "toml"}  # text is output, and TOML is read by the tests of the schema
-    shell = {"README.md", "pbc.md", "interruption.md", "scaling.md", "reproduction.md"}
+    shell = {"README.md", "pbc.md", "sdtm.md", "interruption.md", "scaling.md", "reproduction.md"}
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]:
         kinds = set(re.findall(r"^```(\S+)$", path.read_text(encoding="utf-8"), flags=re.M))
         assert kinds <= run, path.name
@@ -117,6 +117,14 @@ def test_the_session_with_a_real_table(tmp_path):
     assert len(completed) == len(pd.read_csv(tmp_path / "pbcseq.csv"))
     assert len(pd.read_csv(tmp_path / "draws.csv")) == 20 * len(completed)
     assert (pd.read_csv(tmp_path / "forecast.csv")["id"] == 294).all()
+
+
+@pytest.mark.skipif("LACOVA_DATA" not in os.environ, reason="LACOVA_DATA is not set")
+def test_the_session_with_raw_domains(tmp_path):
+    shutil.copytree(Path(os.environ["LACOVA_DATA"]) / "cdiscpilot01", tmp_path / "cdiscpilot01")
+    page = (ROOT / "docs" / "sdtm.md").read_text(encoding="utf-8")
+    assert in_bash(shell_of("sdtm.md"), tmp_path) == "".join(re.findall(r"```text\n(.*?)```", page, flags=re.S))
+    assert (tmp_path / "run").is_dir()
 
 
 def test_the_shell_of_the_page_on_interruption(tmp_path):

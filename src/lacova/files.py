@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pandas as pd
@@ -15,13 +17,25 @@ SUFFIXES = (".csv", ".csv.gz", ".parquet")
 
 def read_table(path: Path) -> pd.DataFrame:
     """Read a table; DataError says what is wrong with a file that is none."""
-    kind = _kind(path)
+    suffix = kind(path)
     if not path.exists():
         raise DataError(f"there is no file {path}.")
     if path.is_dir():
         raise DataError(f"{path} is a folder; name a file.")
+    with reading(path, suffix):
+        frame = pd.read_parquet(path) if suffix == ".parquet" else _read_csv(path)
+    if len(frame) == 0:
+        raise DataError(f"{path} has a header but no rows.")
+    return frame
+
+
+@contextmanager
+def reading(path: Path, suffix: str) -> Iterator[None]:
+    """What a reader of such files may raise, as a DataError that says what is wrong with the file."""
     try:
-        frame = pd.read_parquet(path) if kind == ".parquet" else _read_csv(path)
+        yield
+    except DataError:
+        raise
     except pd.errors.EmptyDataError:
         raise DataError(f"{path} is empty; expected a header and rows.") from None
     except pd.errors.ParserError as error:
@@ -32,12 +46,10 @@ def read_table(path: Path) -> pd.DataFrame:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {first_line(error)}.") from None
     except Exception as error:
-        if kind != ".parquet":
+        if suffix in (".csv", ".csv.gz"):
             raise
-        raise DataError(f"{path} is no Parquet file: {first_line(error)}.") from None
-    if len(frame) == 0:
-        raise DataError(f"{path} has a header but no rows.")
-    return frame
+        name = "Parquet" if suffix == ".parquet" else "SAS"
+        raise DataError(f"{path} is no {name} file: {first_line(error)}.") from None
 
 
 def _read_csv(path: Path) -> pd.DataFrame:
@@ -59,7 +71,7 @@ def _read_csv(path: Path) -> pd.DataFrame:
 
 def check_output(path: Path) -> None:
     """Refuse an output that could not be written, before any work is done for it."""
-    _kind(path)
+    kind(path)
     if path.is_dir():
         raise DataError(f"{path} is a folder; name a file to write.")
     check_folder(path.parent)
@@ -75,22 +87,42 @@ def check_folder(folder: Path) -> None:
 
 def write_table(frame: pd.DataFrame, path: Path, index: bool = False) -> None:
     """Write under a temporary name, then rename: there is the whole file, the old one, or none."""
-    kind = _kind(path)
+    suffix = kind(path)
+    with _whole(path) as temporary:
+        _write(frame, temporary, suffix, index)
+
+
+def write_together(tables: Mapping[Path, pd.DataFrame], texts: Mapping[Path, str]) -> None:
+    """Write files that belong together: none gets its name before all are written."""
+    with ExitStack() as stack:
+        for path, frame in tables.items():
+            _write(frame, stack.enter_context(_whole(path)), kind(path))
+        for path, text in texts.items():
+            stack.enter_context(_whole(path)).write_text(text, encoding="utf-8", newline="\n")
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
     try:
         with replacing(path) as temporary:
-            if kind == ".parquet":
-                frame.to_parquet(temporary, index=index)
-            else:
-                frame.to_csv(temporary, index=index, compression="gzip" if kind == ".csv.gz" else None)
+            yield temporary
     except OSError as error:
         raise DataError(f"{path} cannot be written: {first_line(error)}.") from None
 
 
-def _kind(path: Path) -> str:
-    for suffix in SUFFIXES:
+def _write(frame: pd.DataFrame, path: Path, suffix: str, index: bool = False) -> None:
+    if suffix == ".parquet":
+        frame.to_parquet(path, index=index)
+    else:
+        frame.to_csv(path, index=index, compression="gzip" if suffix == ".csv.gz" else None)
+
+
+def kind(path: Path, suffixes: Iterable[str] = SUFFIXES) -> str:
+    """The suffix, of those that are known, that a file's name ends in."""
+    for suffix in suffixes:
         if path.name.lower().endswith(suffix):
             return suffix
-    raise DataError(f"{path} ends in {path.suffix or 'nothing'!r}; expected one of {', '.join(SUFFIXES)}.")
+    raise DataError(f"{path} ends in {path.suffix or 'nothing'!r}; expected one of {', '.join(suffixes)}.")
 
 
 def first_line(error: BaseException) -> str:

@@ -1,5 +1,6 @@
 """Data sets made on the spot, for demonstrations, tests and studies."""
 
+from lacova.datasets import sdtm
 from lacova.datasets.digits import rotated_digits
 from lacova.datasets.health import health_mnist
 from lacova.datasets.masks import mask_at_random
@@ -15,6 +16,7 @@ __all__ = [
     "mask_at_random",
     "mnist",
     "rotated_digits",
+    "sdtm",
     "simulated_trial",
     "simulated_trial_effects",
     "simulated_trial_mean",

@@ -22,8 +22,8 @@ def key(line: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(line[name] for name in KEY)
 
 
-def read(file: Path) -> list[dict[str, Any]]:
-    """All whole lines; the rest of a line that a killed run had begun to write is left out."""
+def read(file: Path, names: Sequence[str] = KEY) -> list[dict[str, Any]]:
+    """All whole lines, which must have these names; what a killed run had begun to write is left out."""
     if not file.exists():
         return []
     *whole, rest = file.read_bytes().split(b"\n")
@@ -31,7 +31,7 @@ def read(file: Path) -> list[dict[str, Any]]:
     for number, text in enumerate(whole, 1):
         try:
             line = json.loads(text)
-            key(line)
+            [line[name] for name in names]
         except (ValueError, KeyError, TypeError):
             raise ResultsError(
                 f"line {number} of {file} is not a result: {text[:60].decode(errors='replace')!r}. "

@@ -160,6 +160,18 @@ def test_levels_without_spread_change_nothing():
     assert flat == pytest.approx(none, rel=1e-5)
 
 
+def test_the_encoder_sees_what_a_visit_has_beyond_the_patients_usual():
+    table = visits(10)
+    model = lacova.GPPriorVAE(SCHEMA, latent_dim=2, inducing=6, scaling="none").fit(table, max_epochs=1)
+    with torch.no_grad():
+        model._vae.intercepts.raw.fill_(12.0)  # levels of any height: the usual is the patient's mean
+    names = list(SCHEMA.measurements)
+    higher = table.assign(**(table[names] + 1000.0 * table[["id"]].to_numpy()))
+    np.testing.assert_allclose(model.embed(higher), model.embed(table), atol=0.02)
+    one_visit = table.assign(**table[names].where(table["day"] > 0, table[names] + 5.0))
+    assert np.abs(model.embed(one_visit) - model.embed(table)).max().max() > 0.05
+
+
 def test_a_table_without_patients_has_no_levels():
     table = visits(10).drop(columns="id")
     schema = lacova.Schema(["alt", "ast"], {"day": "continuous", "sex": "categorical"})

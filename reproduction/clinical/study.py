@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     if options.data is None:
         raise SystemExit("name the folder of the data: --data, or the environment variable LACOVA_DATA.")
     results.mend(options.results)
-    done = {tuple(line[k] for k in KEY) for line in results.read(options.results)}
+    done = {tuple(line[k] for k in KEY) for line in results.read(options.results, KEY)}
     cells = [
         (d, k, m, s, method)
         for s, m, d, k, method in itertools.product(
@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
 
 def table(file: Path) -> pd.DataFrame:
     """Means over seeds by method, and what lacova's differ by from the best peer's, seed by seed."""
-    found = pd.DataFrame(results.read(file))
+    found = pd.DataFrame(results.read(file, KEY))
     rows = []
     for key, here in found.groupby(["dataset", "task", "missing"], sort=False):
         both = {score: here.pivot_table(index="seed", columns="method", values=score) for score in SCORES}

@@ -84,8 +84,15 @@ class ConditionalVAE(nn.Module):
         return Noise.draw(batch.x, samples, self.latent_dim, self.space, generator)
 
     def encode(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Mean and variance of q(z_i) for each row (N̂×L each)."""
-        mean, var = self.encoder(batch.y, batch.y_mask, self.space.features(batch.x, batch.x_mask))
+        """Mean and variance of q(z_i) for each row (N̂×L each).
+
+        Where patients have levels of their own, the encoder sees what a row has beyond its patient's usual.
+        """
+        y = batch.y
+        if self.intercepts is not None:
+            usual = self.intercepts.levels(torch.zeros_like(y), batch, self.likelihood.var).mean.detach()
+            y = y - usual[batch.patient]
+        mean, var = self.encoder(y, batch.y_mask, self.space.features(batch.x, batch.x_mask))
         return mean, var
 
     def decode(self, z: Tensor, x: Tensor) -> Tensor:

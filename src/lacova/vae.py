@@ -56,7 +56,7 @@ class ConditionalVAE(nn.Module):
         self.space = space
         self.decoder_sees_x = decoder_sees_x
         self.latent_dim = latent_dim
-        features = space.width + len(space.names)
+        features = space.width + len(space.names) + (0 if intercepts is None else measurements)
         self.encoder = Encoder(architecture, measurements, features, latent_dim)
         self.decoder = Decoder(architecture, latent_dim, space.width if decoder_sees_x else 0, measurements)
         self.likelihood = likelihood
@@ -86,13 +86,14 @@ class ConditionalVAE(nn.Module):
     def encode(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Mean and variance of q(z_i) for each row (N̂×L each).
 
-        Where patients have levels of their own, the encoder sees what a row has beyond its patient's usual.
+        Where patients have levels of their own, the encoder sees its patient's usual, and what a row has beyond it.
         """
-        y = batch.y
+        y, features = batch.y, self.space.features(batch.x, batch.x_mask)
         if self.intercepts is not None:
-            usual = self.intercepts.levels(torch.zeros_like(y), batch, self.likelihood.var).mean.detach()
-            y = y - usual[batch.patient]
-        mean, var = self.encoder(y, batch.y_mask, self.space.features(batch.x, batch.x_mask))
+            levels = self.intercepts.levels(torch.zeros_like(y), batch, self.likelihood.var)
+            usual = levels.mean.detach()[batch.patient]
+            y, features = y - usual, torch.cat([features, usual], dim=1)
+        mean, var = self.encoder(y, batch.y_mask, features)
         return mean, var
 
     def decode(self, z: Tensor, x: Tensor) -> Tensor:

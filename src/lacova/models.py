@@ -31,6 +31,7 @@ from lacova.covariates.recall import hidden_share
 from lacova.dataframes import Frame, to_pandas
 from lacova.distributed import ALONE, Team, launch
 from lacova.errors import about
+from lacova.families import NOISE_FLOOR, GaussianLikelihood
 from lacova.fit import Outcome, fit
 from lacova.frames import completed, completed_draws, predicted, predicted_draws, summarise
 from lacova.gp.factors import check_passed
@@ -41,7 +42,6 @@ from lacova.impute import imputation_draws
 from lacova.intercepts import Intercepts, variance_parts
 from lacova.interrupt import InterruptedWarning
 from lacova.labels import Fingerprints
-from lacova.likelihoods import NOISE_FLOOR, GaussianLikelihood
 from lacova.networks import Conv, Dense, resolve
 from lacova.objective import elbo, log_likelihood
 from lacova.options import FitOptions

@@ -17,8 +17,8 @@ from lacova.covariates.longitudinal import LongitudinalPrior
 from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import CovariatePrior, given
 from lacova.covariates.space import CovariateSpace
+from lacova.families import GaussianLikelihood
 from lacova.intercepts import Intercepts
-from lacova.likelihoods import GaussianLikelihood
 from lacova.networks import Conv, Decoder, Dense, Encoder
 from lacova.priors import LatentPrior
 from lacova.table import Table

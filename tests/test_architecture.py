@@ -23,6 +23,7 @@ ORDER = [
     "schema",
     "files",
     "labels",
+    "scales",
     "columns",
     "parquet",
     "linalg",

@@ -8,7 +8,7 @@ from torch import distributions
 from torch.distributions import Normal
 
 from lacova.families import NOISE_FLOOR, GaussianLikelihood
-from lacova.likelihoods import MixedLikelihood
+from lacova.likelihoods import MixedLikelihood, learn
 from lacova.measurements import COUNTS, FAMILIES, LEVELS, NO_LIMITS, MeasurementSpace
 from lacova.table import Table
 
@@ -388,7 +388,7 @@ def test_starting_values_are_those_of_the_observed_entries():
     y[:, 2] *= torch.randint(0, 3, (n,), generator=rng)
     mask = torch.rand(n, 6, generator=rng) < 0.8
     x = torch.zeros(n, 0)
-    made = MixedLikelihood.learn(found, Table(torch.where(mask, y, 0.0), mask, x, x.bool(), None, ()))
+    made = learn(found, Table(torch.where(mask, y, 0.0), mask, x, x.bool(), None, ()))
     out = torch.zeros(found.output_width)
     for d in (1, 2):
         assert made.mean(out)[d].item() == pytest.approx(float(y[mask[:, d], d].mean()), rel=1e-4)

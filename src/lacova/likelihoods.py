@@ -36,18 +36,19 @@ class MixedLikelihood(nn.Module):
                 self.register_buffer(f"{name}_columns", torch.tensor(columns), persistent=False)
                 self.register_buffer(f"{name}_outputs", places, persistent=False)
 
-    @classmethod
-    def learn(cls, space: MeasurementSpace, table: Table, floor: float = NOISE_FLOOR) -> MixedLikelihood:
+    def start(self, table: Table) -> None:
         """Start from the observed entries of a table."""
-        made = cls(space, floor)
-        for _, part, columns, _ in made._parts():
+        for _, part, columns, _ in self._parts():
             part.start(table.y[:, columns], table.y_mask[:, columns])
-        return made
 
-    def gaussian(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """The columns of y with normal noise, and their locations (…×n)."""
-        columns, places = (cast(Tensor, getattr(self, f"gaussian_{word}")) for word in ("columns", "outputs"))
-        return columns, outputs[..., places]
+    def start_at(self, var: Tensor) -> None:
+        """Start from these noise variances of Gaussian columns."""
+        cast(GaussianLikelihood, self.families["gaussian"]).start_at(var)
+
+    @property
+    def gaussian(self) -> tuple[Tensor, Tensor]:
+        """The columns of y with normal noise, and the decoder's outputs that are their locations (n,)."""
+        return cast(Tensor, self.gaussian_columns), cast(Tensor, self.gaussian_outputs)
 
     @property
     def var(self) -> Tensor:
@@ -101,3 +102,17 @@ class MixedLikelihood(nn.Module):
 
 
 Likelihood = GaussianLikelihood | MixedLikelihood
+
+
+def blank(space: MeasurementSpace, floor: float = NOISE_FLOOR) -> Likelihood:
+    """The observation model of a space: the short way if all columns are Gaussian."""
+    return GaussianLikelihood(torch.ones(len(space)), floor) if space.plain else MixedLikelihood(space, floor)
+
+
+def learn(space: MeasurementSpace, table: Table, floor: float = NOISE_FLOOR) -> Likelihood:
+    """The same, started from the observed entries of a table: noise explains everything until the network does."""
+    if space.plain:
+        return GaussianLikelihood.learn(table, floor)
+    made = MixedLikelihood(space, floor)
+    made.start(table)
+    return made

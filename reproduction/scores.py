@@ -32,7 +32,7 @@ def plugin_nll(model: Model, data: pd.DataFrame) -> float:
         var = vae.likelihood.var
         each = 0.5 * ((batch.y - vae.decode(z, x)) ** 2 / var + var.log() + math.log(2.0 * math.pi))
         total += float(torch.where(batch.y_mask, each.double(), 0.0).sum())
-    total -= float(codec.log_jacobian(table.y_mask).sum())
+    total -= float(codec.log_jacobian(table.y, table.y_mask).sum())
     return total / len(table)
 
 

@@ -7,8 +7,8 @@ import torch
 
 import lacova
 from lacova.batches import Batch, Batches
+from lacova.families import GaussianLikelihood
 from lacova.intercepts import Intercepts, variance_parts
-from lacova.likelihoods import GaussianLikelihood
 from lacova.objective import elbo
 from lacova.options import FitOptions
 from lacova.table import Codec

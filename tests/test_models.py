@@ -239,7 +239,7 @@ def test_unfitted_model_says_so(make, use):
         ),
         (
             lambda: CVAE(ROWS, scaling="robust").fit(visits()),
-            "scaling is 'robust'; expected one of standard, minmax, none.",
+            "scaling is 'robust'; expected one of standard, minmax, none, normal.",
         ),
         (lambda: CVAE(ROWS, noise_floor=-1.0).fit(visits()), "noise_floor must be positive, got -1.0."),
     ],

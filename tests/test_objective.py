@@ -12,11 +12,11 @@ from lacova.covariates.law import Belief
 from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import FactorisedPrior
 from lacova.covariates.space import CovariateSpace
+from lacova.families import GaussianLikelihood
 from lacova.gp.bounds import exact_kl
 from lacova.gp.formula import Component, Factor
 from lacova.gp.inducing import InducingPoints
 from lacova.gp.kernels import AdditiveKernel
-from lacova.likelihoods import GaussianLikelihood
 from lacova.networks import Dense
 from lacova.objective import elbo, log_likelihood
 from lacova.priors import ConditionalNormal, GPPrior, StandardNormal

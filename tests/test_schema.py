@@ -242,5 +242,47 @@ def test_print_shows_every_column():
         "age     covariate    continuous           0.5 to 120",
         "sex     covariate    categorical  yes",
         "day     time         continuous           ≤ 3",
-        "y       measurement  continuous           ≥ 0         yes",
+        "y       measurement  gaussian             ≥ 0         yes",
     ]
+
+
+def test_kinds_of_measurements():
+    schema = Schema({"a": "lognormal", "b": "gaussian", "c": "censored"}, AGE, limits={"c": (0.5, 20)})
+    assert schema.measurements == ("a", "b", "c")
+    assert schema.kinds == {"a": "lognormal", "c": "censored"}
+    assert schema == Schema(["a", "b", "c"], AGE, kinds={"c": "censored", "a": "lognormal"}, limits={"c": (0.5, 20)})
+    assert hash(schema) != hash(Schema(["a", "b", "c"], AGE))
+    assert dataclasses.replace(schema, integers=["b"]).kinds == schema.kinds
+    assert "kinds={'a': 'lognormal', 'c': 'censored'}, limits={'c': (0.5, 20.0)}" in repr(schema)
+    lines = {line.split()[0]: line for line in str(schema).splitlines()}
+    assert lines["a"].split()[:3] == ["a", "measurement", "lognormal"]
+    assert lines["b"].split()[:3] == ["b", "measurement", "gaussian"]
+    assert "censored ≤ 0.5 ≥ 20" in lines["c"]
+    assert Schema({"s": "ordinal"}, {"sex": "categorical"}).categories == ("sex", "s")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"kinds": {"y": "normal"}}, "measurement 'y' has kind 'normal'; expected one of gaussian, lognormal, "),
+        ({"kinds": {"z": "student"}}, "kinds names 'z', which is no measurement; take it out, or add it to them."),
+        ({"kinds": ["y"]}, "kinds must map measurements to kinds, got ['y']; write {'alt': 'lognormal'}."),
+        ({"kinds": {"y": "censored"}}, "measurement 'y' is censored, but has no limits; give limits={'y': "),
+        ({"limits": {"y": (0, None)}}, "limits names 'y', which is no censored measurement; take it out, or make "),
+        ({"limits": {"y": (2, 1)}, "kinds": {"y": "censored"}}, "limits of 'y' are 2.0, 1.0; the lower one must be "),
+        ({"limits": {"y": 3}, "kinds": {"y": "censored"}}, "limits of 'y' are 3; expected two numbers (lower, upper)"),
+        ({"limits": [1]}, "limits must map columns to (lower, upper), got [1]; write {'age': (0, 120)}."),
+        (
+            {"kinds": {"y": "ordinal"}, "bounds": {"y": (0, 1)}},
+            "bounds names 'y', but the ordinal measurement has leve",
+        ),
+        (
+            {"kinds": {"y": "bernoulli"}, "integers": ["y"]},
+            "integers names 'y', but the bernoulli measurement has leve",
+        ),
+    ],
+)
+def test_kinds_that_make_no_sense_are_refused(arguments, message):
+    with pytest.raises(SchemaError) as caught:
+        Schema(["y"], AGE, **arguments)
+    assert message in str(caught.value)

@@ -230,7 +230,7 @@ def test_excluded_columns_have_no_role():
             "each column has one role or is excluded, but 'alt' named twice.",
         ),
         (
-            {"measurements": ["x"]},
+            {"measurements": {"x": "gaussian"}},
             DataError,
             "column 'x' is named as a measurement, which must be numeric, but holds 'a', 'b'.",
         ),
@@ -270,7 +270,7 @@ def test_print_shows_what_was_seen_and_why():
         "id      instance                                           0%       1, 2            named as the instance",
         "sex     covariate    categorical  yes                      25%      'f', 'm'        "
         "text with 2 levels; constant within each 'id'",
-        "alt     measurement  continuous                            25%      1.5, 2.5, 3.25  named as a measurement",
+        "alt     measurement  gaussian                              25%      1.5, 2.5, 3.25  named as a measurement",
         "e       left out                                           100%                     empty",
     ]
 
@@ -357,3 +357,50 @@ def test_few_distinct_fractions_might_be_codes():
     assert schema.covariates["edema"] == "continuous"
     assert reasons["edema"] == HALVES
     assert reasons["dose"] == "numbers"
+
+
+# Kinds of measurements.
+
+MANY = 400
+DRAW = np.random.default_rng(5)
+KINDS = {
+    "normal": (DRAW.normal(3, 1, MANY), "gaussian", None),
+    "truth": (DRAW.random(MANY) < 0.3, "bernoulli", "true or false"),
+    "two levels": (np.where(DRAW.random(MANY) < 0.3, "no", "yes"), "bernoulli", "two levels"),
+    "0 and 1": (holed(DRAW.integers(0, 2, MANY)), "bernoulli", "only 0 and 1"),
+    "1 and 2": (DRAW.integers(1, 3, MANY), "gaussian", None),
+    "text": (LETTERS[DRAW.integers(0, 4, MANY)], "categorical", "4 levels"),
+    "ordered": (
+        pd.Categorical(LETTERS[DRAW.integers(0, 4, MANY)], list("abcd"), ordered=True), "ordinal",
+        "ordered categories, 4 in use",
+    ),
+    "counts": (DRAW.poisson(2.0, MANY), "poisson", "counts from 0; their variance is 1.2 times their mean"),
+    "wild counts": (DRAW.negative_binomial(1, 0.3, MANY), "negative_binomial", None),
+    "counts far from 0": (DRAW.poisson(30.0, MANY), "gaussian", None),
+    "days": (DRAW.integers(0, 400, MANY), "gaussian", None),
+    "log-normal": (np.exp(DRAW.normal(2, 1, MANY)), "lognormal", None),
+    "a little skewed": (np.exp(DRAW.normal(2, 0.3, MANY)), "gaussian", None),
+    "skewed with 0": (np.round(np.exp(DRAW.normal(0, 1.5, MANY)), 0) * 1.5, "gaussian", None),
+    "few": (np.exp(DRAW.normal(2, 2, MANY)) * np.where(np.arange(MANY) < 49, 1.0, np.nan), "gaussian", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("column", "kind", "reason"), KINDS.values(), ids=KINDS)
+def test_kinds_of_measurements_are_proposed_with_their_reason(column, kind, reason):
+    frame = pd.DataFrame({"age": DRAW.normal(size=MANY), "y": column})
+    schema = Schema.infer(frame, measurements=["y"])
+    assert schema.kinds.get("y", "gaussian") == kind
+    note = next(note for note in schema.notes if note.column == "y").reason
+    assert (note == "named as a measurement") == (kind == "gaussian")
+    if reason is not None:
+        assert note == f"named as a measurement; {reason}"
+    assert (kind in ("poisson", "negative_binomial")) <= ("y" not in schema.integers)
+    told = Schema.infer(frame.assign(y=np.arange(MANY) % 7 * 1.5), measurements={"y": "student"})
+    assert told.kinds == {"y": "student"}
+    assert Schema.from_toml(schema.to_toml()) == schema
+
+
+def test_text_that_makes_no_categories_is_no_measurement():
+    dates = pd.DataFrame({"x": np.arange(9.0), "y": [f"2024-01-0{k + 1}" for k in range(9)]})
+    with pytest.raises(DataError, match="column 'y' is named as a measurement, but cannot be one: dates as text"):
+        Schema.infer(dates, measurements=["y"])

@@ -2,16 +2,19 @@ import math
 import os
 import stat
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lacova import Schema, SchemaError
+from lacova.schema import Measure
 
 FULL = Schema(
     ["alt", "ast"], {"age": "continuous", "sex": "categorical"}, "id", "day", ["age", "sex"],
     {"alt": (0, None), "day": (-1.5, 1e20), "age": (None, 120)}, ["ast", "age"],
+    {"alt": "lognormal", "ast": "censored"}, {"ast": (0.5, None)},
 )  # fmt: skip
 
 
@@ -26,8 +29,8 @@ def test_the_text_is_one_line_per_column():
         'instance = "id"',
         'time = "day"',
         "[measurements]",
-        "alt = { lower = 0 }",
-        "ast = { integer = true }",
+        'alt = { kind = "lognormal", lower = 0 }',
+        'ast = { kind = "censored", integer = true, lower_limit = 0.5 }',
         "[covariates]",
         'age = { kind = "continuous", static = true, integer = true, upper = 120 }',
         'sex = { kind = "categorical", static = true }',
@@ -58,16 +61,21 @@ def schemas(draw):
     instance, *rest = names
     cut = draw(st.integers(1, len(rest)))
     covariates = {name: draw(st.sampled_from(["continuous", "categorical"])) for name in rest[cut:]}
-    numbers = [*rest[:cut], *(name for name, kind in covariates.items() if kind == "continuous")]
+    kinds = {name: draw(st.sampled_from(get_args(Measure))) for name in rest[:cut]}
+    kinds |= {name: "gaussian" for name, kind in kinds.items() if kind == "censored" and draw(st.booleans())}
+    limits = {name: (draw(st.floats(-1e9, 0)), None) for name, kind in kinds.items() if kind == "censored"}
+    scales = [name for name in rest[:cut] if kinds[name] not in ("bernoulli", "categorical", "ordinal")]
+    numbers = [*scales, *(name for name, kind in covariates.items() if kind == "continuous")]
     pairs = {name: draw(st.tuples(LIMITS, LIMITS)) for name in numbers if draw(st.booleans())}
     return Schema(
-        rest[:cut],
+        kinds,
         covariates,
         instance,
         time=next((name for name in covariates if covariates[name] == "continuous"), None),
         static=[name for name, kind in covariates.items() if kind == "categorical" and draw(st.booleans())],
         bounds={n: pair for n, pair in pairs.items() if possible(*pair)},
         integers=[name for name in numbers if name not in pairs and draw(st.booleans())],
+        limits=limits,
     )
 
 
@@ -175,7 +183,8 @@ def test_broken_toml_names_file_line_and_what_is_expected(tmp_path, text, line, 
         ("[mesurements]\n", "unknown key 'mesurements'; the known ones are instance, time, measurements, covariates."),
         (
             "[measurements]\nalt = { lowr = 0 }",
-            "unknown key 'lowr' of measurements.alt; the known ones are integer, lower, upper.",
+            "unknown key 'lowr' of measurements.alt; the known ones are kind, integer, lower, upper, "
+            "lower_limit, upper_limit.",
         ),
         (
             '[measurements]\n[covariates]\n"a b" = { kind = "continuous", level = 1 }',

@@ -24,6 +24,10 @@ VISITS = Schema(["alt", "ast"], KINDS, instance="id", time="day", static=["age",
 NO_TIME = Schema(["alt", "ast"], KINDS, instance="id", static=["sex"])
 ROWS = Schema(["alt", "ast"], KINDS)
 NUMBERS = Schema(["alt", "ast"], {"age": "continuous", "day": "continuous"}, time="day")
+MIXED = Schema(
+    {"alt": "lognormal", "ast": "student", "grade": "ordinal", "day": "censored"},
+    {"age": "continuous", "sex": "categorical"}, instance="id", static=["age", "sex"], limits={"day": (0.5, None)},
+)  # fmt: skip
 PIXELS = Schema([f"p{k}" for k in range(144)], {"age": "continuous"})
 
 
@@ -59,6 +63,7 @@ CASES = {
                                    expectation="exact", **SMALL),
     "gp-rows": lambda: GPPriorVAE(NUMBERS, prior="temporal", inducing=50, expectation="exact", **SMALL),
     "gp-own": lambda: GPPriorVAE(NO_TIME, prior="cat(id) + gp(age):cat(id)", **SMALL),
+    "kinds": lambda: CVAE(MIXED, scaling="normal", **SMALL),
     "factorised": lambda: GPPriorVAE(VISITS, inducing=4, covariates="factorised", **SMALL),
     "paper": lambda: CVAE(VISITS, covariates="paper", covariate_prior=KNOWN, **SMALL),
     **{way: lambda way=way: CVAE(VISITS, covariates=way, **SMALL) for way in ("mean", "knn", "iterative", "zero")},
@@ -285,8 +290,8 @@ def test_strange_column_names(tmp_path):
 
 @pytest.fixture(scope="module")
 def small(saved):
-    """The bytes of three small files of different kinds."""
-    return {name: saved[name].path.read_bytes() for name in ("gp", "paper", "knn")}
+    """The bytes of four small files of different kinds."""
+    return {name: saved[name].path.read_bytes() for name in ("gp", "paper", "knn", "kinds")}
 
 
 def attempt(path, data=None):
@@ -340,7 +345,7 @@ def test_an_edit_that_changes_nothing_loads(small, saved, tmp_path):
         (["sizes", "inducing"], -1, "sizes is not a whole number"),
         (["sizes", "mixture"], True, "sizes is not a whole number"),
         (["sizes", "mixture"], 3, r"its tensor vae\.covariate_prior\.\S+ has the shape"),
-        (["levels"], {"map": []}, "its levels are not those of the categorical covariates"),
+        (["levels"], {"map": []}, "its levels are not those of the categorical columns"),
         (["levels", "map", 0, 1], ["f", "f"], "its levels are not all different"),
         (["levels", "map", 0, 1], ["f"], "has the shape"),
         (["levels", "map", 0, 1], ["f", None], "labels are not all text"),
@@ -371,6 +376,13 @@ def test_domain_knowledge_that_makes_no_sense_is_refused(small, tmp_path, value)
         ("gp", "vae.prior.raw_noise", lambda t: None, "missing"),
         ("gp", "vae.prior.raw_noise", lambda t: t[:, None], "of another kind"),
         ("gp", "vae.more", lambda _: torch.ones(1), r"it holds 1 tensor\(s\) that the model does not have"),
+        ("kinds", "codec.knots", lambda t: t.flip(0), "not increasing maps"),
+        ("kinds", "codec.knots", lambda t: t[:1], "not increasing maps"),
+        ("kinds", "codec.knots", lambda t: t + torch.tensor([1.0, 0.0, 0.0]).double(), "not increasing maps"),
+        ("kinds", "codec.knots", lambda t: t * torch.nan, "normal scores are not finite"),
+        ("kinds", "codec.knots", lambda t: None, "missing"),
+        ("kinds", "codec.y_spread", lambda t: -t, "not positive"),
+        ("kinds", "codec.y_spread", lambda t: None, "missing"),
         ("knn", "fill.features", lambda t: t + torch.inf, "infinite"),
         ("knn", "fill.features", lambda t: torch.full_like(t, torch.nan), "empty column"),
         ("knn", "fill.features", lambda t: t[:0], "empty column"),

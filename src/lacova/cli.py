@@ -370,7 +370,7 @@ def score(
         return
     remark = "nll, rmse, crps: less is better."
     if not isinstance(table, Path):  # of a stream, it would take another pass
-        by_column.insert(1, "sd", table[by_column.index].std())
+        by_column.insert(1, "sd", table[by_column.index].std(numeric_only=True))
         remark = f"sd: of the measurements there are, which rmse is to be compared with; {remark}"
     typer.echo(by_column.rename_axis(None).to_string(float_format=_short))
     typer.echo(f"\n{remark}")

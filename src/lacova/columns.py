@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -12,10 +13,12 @@ import numpy.typing as npt
 import pandas as pd
 
 from lacova.errors import meant
+from lacova.scales import Floats, Knots, Scales
 from lacova.schema import DataError, Schema
+from lacova.schema_infer import COUNTS
 
-Scaling = Literal["standard", "minmax", "none"]
-Floats = npt.NDArray[np.float64]
+Scaling = Literal["standard", "minmax", "none", "normal"]
+NORMAL = ("gaussian", "student")  # kinds that scaling="normal" gives normal scores
 
 
 def check_scaling(scaling: object) -> None:
@@ -84,10 +87,20 @@ class Levels:
         else:
             self.declared = None
 
-    def ordered(self, name: str) -> tuple[Any, ...]:
-        """In the order of a categorical column's own, else sorted."""
+    def ordered(self, name: str, kind: str | None = None) -> tuple[Any, ...]:
+        """In the order of a categorical column's own, else sorted; `kind` is that of a measurement."""
         if not self.seen:
-            raise _empty("covariate", repr(name))
+            raise _empty("covariate" if kind is None else "measurement", repr(name))
+        if kind == "bernoulli" and len(self.seen) > 2:
+            raise DataError(
+                f"bernoulli measurement {name!r} holds {some(list(self.seen))}; expected two levels. "
+                "Make its kind categorical, or correct the values."
+            )
+        if kind == "ordinal" and self.declared is None and any(isinstance(level, str) for level in self.seen):
+            raise DataError(
+                f"ordinal measurement {name!r} holds text ({some(list(self.seen))}), which has no order of its own; "
+                "make the column a pandas Categorical with its categories in order, or numbers."
+            )
         if self.declared is not None:
             return tuple(level for level in self.declared if level in self.seen)
         try:
@@ -101,26 +114,56 @@ class Tally:
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
-        self._y = Moments(len(schema.measurements))
+        self._numbers = [name for name in schema.measurements if name not in schema.categories]
+        self._logs = [name for name in self._numbers if schema.kinds.get(name) == "lognormal"]
+        self._y = Moments(len(self._numbers))  # on the scale that is modelled, up to location and scale
+        self._own = Moments(len(self._logs))  # of those, in their own units
         self._x = {name: Moments(1) for name, kind in schema.covariates.items() if kind == "continuous"}
-        self._levels = {name: Levels() for name, kind in schema.covariates.items() if kind == "categorical"}
+        self._levels = {name: Levels() for name in schema.categories}
 
     def add(self, frame: pd.DataFrame) -> None:
         """Take in some rows, which must keep to the schema."""
         schema = self.schema
         require(frame, schema.columns)
-        self._y.add(np.stack([checked_numbers(frame, name, schema) for name in schema.measurements], axis=1))
+        found = {name: checked_numbers(frame, name, schema) for name in self._numbers}
+        if self._logs:
+            self._own.add(np.stack([found[name] for name in self._logs], axis=1))
+            found |= {name: np.log(found[name]) for name in self._logs}
+        if found:
+            self._y.add(np.stack(list(found.values()), axis=1))
         for name, moments in self._x.items():
             moments.add(checked_numbers(frame, name, schema)[:, None])
         for name, levels in self._levels.items():
             levels.add(frame[name])
 
-    def measurement_scales(self, scaling: Scaling) -> tuple[Floats, Floats]:
-        return self._y.scales(self.schema.measurements, "measurement", scaling)
+    def measurement_scales(self, scaling: Scaling, sample: pd.DataFrame | None = None) -> Scales:
+        """How measurements are scaled; normal scores are learnt from a sample of the rows, or all of them."""
+        plain = "standard" if scaling == "normal" else scaling
+        shift, scale = self._y.scales(self._numbers, "measurement", plain)
+        names, kinds = self.schema.measurements, self.schema.kinds
+        numbers, deviation = [names.index(name) for name in self._numbers], np.sqrt(self._y.var)
+        log = np.array([name in self._logs for name in names], dtype=bool)
+        found = Scales(np.zeros(len(names)), np.ones(len(names)), log, np.ones(len(names)))
+        for d, *own in zip(numbers, shift, scale, deviation, strict=True):
+            if kinds.get(names[d]) in COUNTS:
+                found.spread[d] = own[2] or 1.0
+            else:
+                found.shift[d], found.scale[d], found.spread[d] = own[0], own[1], own[1]
+        for name, deviation in zip(self._logs, np.sqrt(self._own.var), strict=True):
+            found.spread[names.index(name)] = deviation or 1.0
+        if scaling != "normal":
+            return found
+        if sample is None:
+            raise ValueError('scaling="normal" needs rows to learn quantiles from.')
+        asked = [d for d, name in enumerate(names) if kinds.get(name, "gaussian") in NORMAL]
+        knots = {d: Knots.learn(measured(sample, names[d], self.schema)) for d in asked}
+        return replace(found, knots={d: each for d, each in knots.items() if each is not None})
 
     def constant(self) -> npt.NDArray[np.bool_]:
         """Which measurements take one value only (D,)."""
-        return np.asarray(self._y.low == self._y.high)
+        same = dict(zip(self._numbers, self._y.low == self._y.high, strict=True))
+        same |= {name: len(levels.seen) < 2 for name, levels in self._levels.items()}
+        return np.array([same[name] for name in self.schema.measurements], dtype=bool)
 
     def covariate_scales(self) -> tuple[Floats, Floats]:
         """0 and 1 for categories."""
@@ -131,7 +174,7 @@ class Tally:
         return shift, scale
 
     def levels(self) -> dict[str, tuple[Any, ...]]:
-        return {name: levels.ordered(name) for name, levels in self._levels.items()}
+        return {name: levels.ordered(name, self.schema.kinds.get(name)) for name, levels in self._levels.items()}
 
 
 def _empty(role: str, columns: str) -> DataError:
@@ -188,9 +231,27 @@ def numbers(frame: pd.DataFrame, name: str) -> Floats:
     return np.asarray(values)
 
 
+def measured(frame: pd.DataFrame, name: str, schema: Schema) -> Floats:
+    """A measurement as numbers that its kind allows; beyond a limit of detection, the limit."""
+    values, kind = numbers(frame, name), schema.kinds.get(name, "gaussian")
+    if kind == "lognormal":
+        strange, wanted = values <= 0.0, "positive numbers"
+    elif kind in COUNTS:
+        strange, wanted = (values < 0.0) | (values % 1.0 > 0.0), "whole numbers from 0 on"
+    else:
+        lower, upper = schema.limits.get(name, (None, None))
+        return values if lower is upper is None else np.clip(values, lower, upper)
+    if strange.any():
+        raise DataError(
+            f"column {name!r} holds {some(list(dict.fromkeys(values[strange].tolist())))}, but its kind is {kind}, for "
+            f"{wanted}; correct the values, mark them as missing, or give the column another kind."
+        )
+    return values
+
+
 def checked_numbers(frame: pd.DataFrame, name: str, schema: Schema) -> Floats:
     """Training values, which must keep to what the schema says of them."""
-    values = numbers(frame, name)
+    values = measured(frame, name, schema)
     strange = values[~np.isnan(values) & (values != keep(values, name, schema))]
     if len(strange):
         lower, upper = schema.bounds.get(name, (None, None))

@@ -11,8 +11,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from lacova.measurements import COUNTS, LEVELS
 from lacova.metrics import quantile
 from lacova.predict import Draws
+from lacova.scales import Floats
 from lacova.schema import DataError
 from lacova.table import Codec, Table
 
@@ -21,25 +23,42 @@ SIDES = ("lower", "upper")
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean of y (N×D), and per side of a central interval the quantiles of y and x, all encoded."""
+    """Mean of y (N×D), per side of a central interval the quantiles of y and x, and the chances of levels of y.
 
-    mean: Tensor
-    ends: dict[str, tuple[Tensor, Tensor]]
+    y is in its own units, a category as the code of its most probable level; x is encoded.
+    """
+
+    mean: Floats
+    ends: dict[str, tuple[Floats, Tensor]]
+    chances: Tensor | None = None
 
 
 def summarise(parts: Iterable[Draws], rows: int, codec: Codec, interval: float | None) -> Summary:
     """Reduce draws chunk by chunk, without holding all of them at once."""
     sizes = len(codec.schema.measurements), len(codec.schema.covariates)
-    mean = torch.empty(rows, sizes[0])
+    mean, levels = torch.empty(rows, sizes[0]), codec.measurements.max_levels
+    bent = np.flatnonzero(~codec.scales.linear)
+    averages = np.empty((rows, len(bent)))
+    chances = torch.empty(rows, sizes[0], levels) if levels else None
     shares = {} if interval is None else dict(zip(SIDES, ((1.0 - interval) / 2.0, (1.0 + interval) / 2.0), strict=True))
     ends = {side: (torch.empty(rows, sizes[0]), torch.empty(rows, sizes[1])) for side in shares}
     for part in parts:
         mean[part.rows] = part.location.mean(0).cpu()
+        if len(bent):
+            averages[part.rows] = codec.own(part.y)[..., bent].mean(0)
+        if chances is not None and part.chances is not None:
+            chances[part.rows] = part.chances.cpu()
         for k, draws in enumerate((part.y, part.x) if shares else ()):
             ordered = draws.sort(0).values
             for side, share in shares.items():
                 ends[side][k][part.rows] = quantile(ordered, share).cpu()
-    return Summary(mean, ends)
+    values = codec.own(mean)
+    values[:, bent] = averages
+    if chances is not None:
+        coded = codec.measurements.columns(*LEVELS)
+        values[:, coded] = chances[:, coded].argmax(-1).numpy()
+    decoded = {side: (codec.decode_measurements(y), x) for side, (y, x) in ends.items()}
+    return Summary(codec.kept(values), decoded, chances)
 
 
 def completed(
@@ -53,14 +72,16 @@ def completed(
 ) -> pd.DataFrame:
     """The frame with its gaps filled from the mean of y and from x.
 
-    Interval columns are added if there are any, and the `chances` (N×Q×levels) of each level where they are given: of
-    categorical covariates with gaps, or of every one.
+    Interval columns are added if there are any, and the chances of each level where those of covariates (N×Q×levels)
+    are given: of categorical columns with gaps, or of every one.
     """
-    done = codec.fill(frame, codec.decode_measurements(summary.mean), x)
-    sides = {side: codec.fill(frame, codec.decode_measurements(y), xs) for side, (y, xs) in summary.ends.items()}
+    done = codec.fill(frame, summary.mean, x)
+    sides = {side: codec.fill(frame, y, xs) for side, (y, xs) in summary.ends.items()}
     numeric = [c for c in codec.schema.columns if c not in codec.levels and c != codec.schema.instance]
     ends: list[tuple[str, object]] = [(f"{c}_{side}", sides[side][c]) for c in numeric for side in sides]
-    return _with_columns(done, ends + ([] if chances is None else _chances(frame, codec, chances, every)))
+    if chances is not None:
+        ends += _chances(frame, codec, chances, every) + _measurement_chances(codec, summary, frame, every)
+    return _with_columns(done, ends)
 
 
 def completed_draws(
@@ -73,21 +94,55 @@ def completed_draws(
     return _stack([codec.fill(frame, codec.decode_measurements(y[k]), x[k]) for k in range(draws)])
 
 
-def predicted(index: pd.Index[str], codec: Codec, summary: Summary) -> pd.DataFrame:
-    """The mean of every measurement, and its interval if there is one."""
-    names = list(codec.schema.measurements)
-    out = pd.DataFrame(codec.decode_measurements(summary.mean), index=index, columns=names)
-    sides = {side: codec.decode_measurements(y) for side, (y, _) in summary.ends.items()}
-    return _with_columns(out, [(f"{c}_{side}", sides[side][:, d]) for d, c in enumerate(names) for side in sides])
+def predicted(index: pd.Index[str], codec: Codec, summary: Summary, probabilities: bool = False) -> pd.DataFrame:
+    """The mean or most probable level of every measurement, its interval if there is one, and chances if asked for."""
+    kinds = codec.schema.kinds
+    numeric = [(d, name) for d, name in enumerate(codec.schema.measurements) if name not in codec.levels]
+    ends: list[tuple[str, object]] = []
+    for d, name in numeric:
+        for side, (y, _) in summary.ends.items():
+            ends.append((f"{name}_{side}", np.rint(y[:, d]) if kinds.get(name) in COUNTS else y[:, d]))
+    return _with_columns(
+        _table(index, codec, summary.mean), ends + (_measurement_chances(codec, summary) if probabilities else [])
+    )
 
 
 def predicted_draws(index: pd.Index[str], codec: Codec, parts: Iterable[Draws], draws: int) -> pd.DataFrame:
     """One table of measurements per draw, noise included."""
-    names = list(codec.schema.measurements)
-    y = torch.empty(draws, len(index), len(names))
+    y = torch.empty(draws, len(index), len(codec.schema.measurements))
     for part in parts:
         y[:, part.rows] = part.y.cpu()
-    return _stack([pd.DataFrame(codec.decode_measurements(one), index=index, columns=names) for one in y])
+    return _stack([_table(index, codec, codec.decode_measurements(one)) for one in y])
+
+
+def _table(index: pd.Index[str], codec: Codec, values: Floats) -> pd.DataFrame:
+    """Measurements in their own units, or levels, as a table."""
+    out = pd.DataFrame(values, index=index, columns=list(codec.schema.measurements))
+    for d, name in enumerate(codec.schema.measurements):
+        if name in codec.levels:
+            out[name] = pd.Series(codec.labels(name, values[:, d]).tolist(), index=index).infer_objects()
+    return out
+
+
+def _measurement_chances(
+    codec: Codec, summary: Summary, frame: pd.DataFrame | None = None, every: bool = False
+) -> list[tuple[str, object]]:
+    """The probability of each level of categorical measurements; of a frame, 1 for what is observed there.
+
+    Without a frame, of all; with one, of those with gaps, or of every one.
+    """
+    found: list[tuple[str, object]] = []
+    for d, name in enumerate(codec.schema.measurements):
+        if name not in codec.levels or summary.chances is None:
+            continue
+        if not (frame is None or every or frame[name].isna().any()):
+            continue
+        chances = summary.chances[:, d, : len(codec.levels[name])].double().numpy()
+        if frame is not None:
+            codes = codec.codes(frame, name)[:, None]
+            chances = np.where(np.isnan(codes), chances, codes == np.arange(chances.shape[1]))
+        found += [(f"{name}_p_{level}", chances[:, k]) for k, level in enumerate(codec.levels[name])]
+    return found
 
 
 def _chances(frame: pd.DataFrame, codec: Codec, chances: Tensor, every: bool) -> list[tuple[str, object]]:

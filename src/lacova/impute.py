@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lacova.predict import Draws, chunks, predictive_draws
+from lacova.predict import Draws, chunks, drawn, predictive_draws
 from lacova.table import Table
 from lacova.vae import ConditionalVAE
 
@@ -28,7 +28,7 @@ def imputation_draws(
             draws, *mean.shape, generator=generator, device=mean.device, dtype=mean.dtype
         )
         location = vae.decode(z.flatten(0, 1), x.flatten(0, 1)).unflatten(0, (draws, -1))
-        yield Draws(rows[seen.to(rows.device)], *vae.observe(location, batch.take(seen), generator), x)
+        yield drawn(vae, rows[seen.to(rows.device)], vae.observe(location, batch.take(seen), generator), x)
     unseen = ~table.y_mask.any(1).cpu()
     if unseen.any():
         yield from predictive_draws(vae, table, unseen, draws, generator, trained, alone)

@@ -31,6 +31,7 @@ from lacova.covariates.recall import hidden_share
 from lacova.dataframes import Frame, to_pandas
 from lacova.distributed import ALONE, Team, launch
 from lacova.errors import about
+from lacova.families import NOISE_FLOOR
 from lacova.fit import Outcome, fit
 from lacova.frames import completed, completed_draws, predicted, predicted_draws, summarise
 from lacova.gp.factors import check_passed
@@ -41,7 +42,7 @@ from lacova.impute import imputation_draws
 from lacova.intercepts import Intercepts, variance_parts
 from lacova.interrupt import InterruptedWarning
 from lacova.labels import Fingerprints
-from lacova.likelihoods import NOISE_FLOOR, GaussianLikelihood
+from lacova.likelihoods import Likelihood, blank, learn
 from lacova.networks import Conv, Dense, resolve
 from lacova.objective import elbo, log_likelihood
 from lacova.options import FitOptions
@@ -94,7 +95,8 @@ class Model(ABC):
         schema: the roles of the columns.
         latent_dim: L, dimensions of z.
         networks: `Dense(...)`, `Conv(...)`, or a preset's name.
-        scaling: of the measurements: "standard", "minmax" or "none". Continuous covariates are standardised.
+        scaling: of the measurements: "standard", "minmax", "none", or "normal" for normal scores, which make any
+            continuous law normal; see docs/observation.md. Continuous covariates are standardised.
         covariates: how to treat gaps in X. "joint" (default): a joint model of the covariates, with memory along a
             patient's visits, as prior, and q(x_u | y_o, x_o) as posterior. "factorised": independent columns as prior,
             the same posterior. "paper": independent columns, and q(x_u | x_o). Or fill X once before training: "mean",
@@ -226,7 +228,7 @@ class Model(ABC):
         else:
             frame, _ = to_pandas(opened, columns)
             tally.add(frame)
-        codec = Codec.of(tally, self.scaling)
+        codec = Codec.of(tally, self.scaling, frame)
         table = codec.encode(frame)
         fill = Fill.learn(self.covariates, codec, table) if self.covariates in FILLS else None
         table = table if fill is None else fill(table)
@@ -267,11 +269,12 @@ class Model(ABC):
         marginal.override(codec, self.covariate_prior)
         prior = self._covariate_prior(codec, table, marginal, seed)
         latent = self._latent_prior(codec, partial(_inducing_inputs, codec, table, marginal, seed))
-        if not self._has_intercepts:
-            return self._join(codec, marginal, prior, latent, GaussianLikelihood.learn(table, self.noise_floor))
-        between, within = variance_parts(table)
-        noise = GaussianLikelihood(within, self.noise_floor)
-        return self._join(codec, marginal, prior, latent, noise, Intercepts(between))
+        between, within = variance_parts(table) if self._has_levels(codec) else (None, None)
+        columns, noise = codec.measurements.columns("gaussian"), learn(codec.measurements, table, self.noise_floor)
+        if between is None or within is None:
+            return self._join(codec, marginal, prior, latent, noise)
+        noise.start_at(within[columns])
+        return self._join(codec, marginal, prior, latent, noise, Intercepts(between[columns]))
 
     def _blank(self, codec: Codec, sizes: Mapping[str, int]) -> ConditionalVAE:
         """Of the right shape, to read stored numbers into; `sizes` are those that training rows decide."""
@@ -286,18 +289,21 @@ class Model(ABC):
                 generators = rates.new_zeros(len(rates), space.max_levels, space.max_levels)
                 prior = LongitudinalPrior(mixture, FactorisedPrior.blank(space), rates, self._time(codec), generators)
         latent = self._latent_prior(codec, lambda _: torch.zeros(sizes["inducing"], len(space.names)))
-        likelihood = GaussianLikelihood(torch.ones(len(self.schema.measurements)), self.noise_floor)
-        intercepts = Intercepts(torch.ones(len(self.schema.measurements))) if self._has_intercepts else None
-        return self._join(codec, marginal, prior, latent, likelihood, intercepts)
+        columns = codec.measurements.columns("gaussian")
+        intercepts = Intercepts(torch.ones(len(columns))) if self._has_levels(codec) else None
+        return self._join(codec, marginal, prior, latent, blank(codec.measurements, self.noise_floor), intercepts)
+
+    def _has_levels(self, codec: Codec) -> bool:
+        """Whether patients have levels of their own: of Gaussian columns, if there are any."""
+        return self._has_intercepts and bool(codec.measurements.columns("gaussian"))
 
     def _join(
         self, codec: Codec, marginal: FactorisedPrior, prior: CovariatePrior, latent: LatentPrior,
-        likelihood: GaussianLikelihood, intercepts: Intercepts | None = None,
+        likelihood: Likelihood, intercepts: Intercepts | None = None,
     ) -> ConditionalVAE:  # fmt: skip
-        measurements = len(self.schema.measurements)
-        seen = 0 if self.covariates == "paper" else measurements
+        seen = 0 if self.covariates == "paper" else codec.measurements
         return ConditionalVAE(
-            codec.space, measurements, self.latent_dim, self.networks, decoder_sees_x=self.decoder_sees_x,
+            codec.space, codec.measurements, self.latent_dim, self.networks, decoder_sees_x=self.decoder_sees_x,
             prior=latent, covariate_prior=prior,
             covariate_posterior=AmortisedPosterior(
                 codec.space, seen, marginal, "given" if isinstance(prior, LongitudinalPrior) else "marginal"
@@ -336,7 +342,7 @@ class Model(ABC):
             interval: with `draws=None`, adds `<column>_lower` and `<column>_upper`, the central interval of each
                 numeric column (observed entries: the value itself).
             probabilities: with `draws=None`, adds `<column>_p_<level>`, the probability of each level of each
-                categorical covariate with gaps (observed entries: 1 for the level observed).
+                categorical column with gaps (observed entries: 1 for the level observed).
             seed: of the draws.
             alone: give every row, or patient, the same noise, so that its means do not depend on the rows beside it.
                 Slower, and wrong for `draws`, which must be independent between rows.
@@ -380,7 +386,7 @@ class Model(ABC):
 
     def predict(
         self, x: Frame, history: Any = None, *, draws: int = MEAN_DRAWS, interval: float | None = None,
-        seed: int = 0, alone: bool = False, out: str | os.PathLike[str] | None = None,
+        probabilities: bool = False, seed: int = 0, alone: bool = False, out: str | os.PathLike[str] | None = None,
     ) -> Frame:  # fmt: skip
         """Predict Y for covariates with gaps; any measurements in `x` are not looked at.
 
@@ -390,24 +396,29 @@ class Model(ABC):
             history: earlier visits of some of the patients in `x`, measurements included; for patients of the training
                 rows, those rows.
             draws: how many draws of x_u and z to average over.
-            interval: adds `<column>_lower` and `<column>_upper`, a central interval such as 0.9.
+            interval: adds `<column>_lower` and `<column>_upper`, a central interval such as 0.9, of each number.
+            probabilities: adds `<column>_p_<level>`, the probability of each level of each categorical measurement.
             seed: of the draws.
             alone: give every row, or patient, the same noise, so that its answer does not depend on the rows beside it.
             out: where the answer to a path or a dataset goes, as Parquet, with the columns of `x` beside it.
 
         Returns:
-            the predictive mean of every measurement, row by row as in `x`; with the index of `x`, if it is pandas. Of a
-            path or dataset, the path `out`.
+            the predictive mean of every number and the most probable level of every category, row by row as in `x`;
+            with the index of `x`, if it is pandas. Of a path or dataset, the path `out`.
         """
         codec, _ = self._fitted()
         interval = _level(interval)
         if is_stream(x):
-            each = partial(self.predict, history=_in_memory(history), draws=draws, interval=interval, alone=alone)
+            each = partial(
+                self.predict, history=_in_memory(history), draws=draws, interval=interval, probabilities=probabilities,
+                alone=alone,
+            )  # fmt: skip
             return cast(Frame, self._write(x, out, seed, alone, each, measurements=False))
         _no_out(out)
         frame, origin = to_pandas(x, self._given)
         parts = self._predict_draws(frame, history, _count(draws), seed, alone)
-        return origin.table(predicted(frame.index, codec, summarise(parts, len(frame), codec, interval)))
+        summary = summarise(parts, len(frame), codec, interval)
+        return origin.table(predicted(frame.index, codec, summary, probabilities))
 
     def sample(
         self, x: Frame, history: Any = None, *, draws: int = 20, seed: int = 0, alone: bool = False,
@@ -498,7 +509,7 @@ class Model(ABC):
         table = self._encode(frame)
         noise, found = self._noise(seed), torch.empty(len(table), dtype=torch.float64)
         for rows, batch in chunks(table, _count(draws), width=vae.prior.width):
-            value = log_likelihood(vae, batch, draws, noise).double() + codec.log_jacobian(batch.y_mask)
+            value = log_likelihood(vae, batch, draws, noise).double() + codec.log_jacobian(batch.y, batch.y_mask)
             found[rows] = value.cpu()
         return origin.series(pd.Series(found.numpy(), index=frame.index, name="log_likelihood"))
 
@@ -520,8 +531,9 @@ class Model(ABC):
                 or a pyarrow Dataset.
             columns: False for one figure per score over all measurements: `nll`, the sum per row in the measurements'
                 own units, and per observed entry `rmse` and `crps` (divided by the training scale of the column) and
-                `coverage50`, `coverage90`, `coverage95` of central intervals. True for a table with one row per
-                measurement, everything per entry and in its own units.
+                `coverage50`, `coverage90`, `coverage95` of central intervals; of categories, `accuracy` and `brier`.
+                True for a table with one row per measurement, everything per entry and in its own units. See
+                docs/observation.md for what `nll` is of which kind.
             draws: of x_u and z per row.
             seed: of the draws.
         """
@@ -536,7 +548,7 @@ class Model(ABC):
             for part, own in self._parts(self._opened(data), seed, self.schema.columns)
         )
         found, rows = by_column(vae, codec, parts, _count(draws))
-        return found, overall(found, codec.y_scale, rows)
+        return found, overall(found, codec.scales.spread, rows)
 
     @torch.no_grad()
     def embed(self, data: Frame, *, out: str | os.PathLike[str] | None = None) -> Frame:
@@ -564,7 +576,7 @@ class Model(ABC):
         table = self._encode(data)
         noise, samples = self._noise(seed), _count(samples, "samples")
         total = {
-            "reconstruction": float(codec.log_jacobian(table.y_mask).sum()),
+            "reconstruction": float(codec.log_jacobian(table.y, table.y_mask).sum()),
             "kl_latent": 0.0,
             "kl_covariates": 0.0,
         }
@@ -613,9 +625,11 @@ class Model(ABC):
     def facts(self) -> dict[str, str]:
         """The lines of `describe`, by name."""
         lines = {"model": type(self).__name__, **self._described(), "networks": str(self.networks)}
-        lines["measurements"] = f"{len(self.schema.measurements)}: {_some(self.schema.measurements)}"
-        kinds = [f"{name} ({kind})" for name, kind in self.schema.covariates.items()]
-        lines["covariates"] = f"{len(kinds)}: {_some(kinds)}"
+        kinds = self.schema.kinds
+        shown = [f"{name} ({kinds[name]})" if name in kinds else name for name in self.schema.measurements]
+        lines["measurements"] = f"{len(shown)}: {_some(shown)}"
+        shown = [f"{name} ({kind})" for name, kind in self.schema.covariates.items()]
+        lines["covariates"] = f"{len(shown)}: {_some(shown)}"
         for role in ("instance", "time", "static"):
             if value := getattr(self.schema, role):
                 lines[role] = value if isinstance(value, str) else ", ".join(value)

@@ -9,6 +9,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from lacova.measurements import MeasurementSpace
+
 # Log-variances of q(z) stay within these bounds, so that a variance neither vanishes nor overflows in float32.
 LOG_VAR_RANGE = (-14.0, 8.0)
 
@@ -79,16 +81,19 @@ class Encoder(nn.Module):
 
     Args:
         architecture: which networks.
-        measurements: D.
+        measurements: their layout, or D where all are Gaussian.
         features: width of the covariate features.
         latent_dim: L.
     """
 
-    def __init__(self, architecture: Dense | Conv, measurements: int, features: int, latent_dim: int) -> None:
+    def __init__(
+        self, architecture: Dense | Conv, measurements: int | MeasurementSpace, features: int, latent_dim: int
+    ) -> None:
         super().__init__()
+        self.measurements = MeasurementSpace.of(measurements)
         self.trunk: nn.Module
         if isinstance(architecture, Conv):
-            _check_image(architecture, measurements)
+            _check_image(architecture, len(self.measurements), self.measurements.width // 2)
             first, second = architecture.encoder_filters
             self.trunk = nn.Sequential(
                 nn.Unflatten(1, (2, *architecture.image)),
@@ -96,27 +101,26 @@ class Encoder(nn.Module):
                 nn.Conv2d(first, second, 3, stride=2, padding=1), nn.ReLU(), nn.MaxPool2d(2, 2),
                 nn.Flatten(),
             )  # fmt: skip
-            inputs = self.trunk(torch.zeros(1, 2 * measurements)).shape[1]
+            inputs = self.trunk(torch.zeros(1, self.measurements.width)).shape[1]
         else:
-            self.trunk, inputs = nn.Identity(), 2 * measurements
+            self.trunk, inputs = nn.Identity(), self.measurements.width
         self.head = mlp([inputs + features, *architecture.encoder, 2 * latent_dim])
 
     def forward(self, y: Tensor, y_mask: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        seen = y_mask.to(y.dtype)
-        image = self.trunk(torch.cat([y * seen, seen], dim=1))
+        image = self.trunk(self.measurements.features(y, y_mask))
         mean, log_var = self.head(torch.cat([image, features], dim=1)).chunk(2, dim=1)
         return mean, log_var.clamp(*LOG_VAR_RANGE).exp()
 
 
 class Decoder(nn.Module):
-    """Location of y given z, and given x too where `features` > 0 (the CVAE)."""
+    """Location of y, or what else its families take, given z, and given x too where `features` > 0 (the CVAE)."""
 
     def __init__(self, architecture: Dense | Conv, latent_dim: int, features: int, measurements: int) -> None:
         super().__init__()
         inputs = latent_dim + features
         self.linear: nn.Linear | None = None
         if isinstance(architecture, Conv):
-            _check_image(architecture, measurements)
+            _check_image(architecture, measurements, measurements)
             height, width = (side // 4 for side in architecture.image)
             first, second = architecture.decoder_filters
             self.network = nn.Sequential(
@@ -137,8 +141,10 @@ class Decoder(nn.Module):
         return out if self.linear is None else out + self.linear(inputs)
 
 
-def _check_image(architecture: Conv, measurements: int) -> None:
+def _check_image(architecture: Conv, measurements: int, channel: int) -> None:
     height, width = architecture.image
+    if channel != measurements:
+        raise ValueError("Conv(...) is for numbers, counts and bernoulli columns; categories need networks=Dense(...).")
     if height * width != measurements:
         raise ValueError(
             f"Conv(image={architecture.image}) expects {height * width} measurements (pixels row by row), "

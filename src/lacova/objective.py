@@ -84,7 +84,7 @@ def bound(vae: ConditionalVAE, batch: Batch, how: Plan, noise: Noise, q_x: Belie
         fit = vae.likelihood.log_prob(location.unflatten(0, z.shape[:2]), batch.y, batch.y_mask)
         reconstruction = fit.mean(0).sum()
         if vae.intercepts is not None:
-            gain = vae.intercepts.gain(location.unflatten(0, z.shape[:2]), batch, vae.likelihood.var)
+            gain = vae.intercepts.gain(*vae.levelled(location.unflatten(0, z.shape[:2]), batch))
             reconstruction = reconstruction + gain.mean(0).sum()
     return Terms(batch.scale * reconstruction, prior.latent, prior.inducing, kl_covariates, prior.statistics)
 

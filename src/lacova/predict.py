@@ -13,7 +13,7 @@ from lacova.batches import Batch, Batches
 from lacova.labels import among
 from lacova.priors import History
 from lacova.table import Table
-from lacova.vae import ConditionalVAE
+from lacova.vae import ConditionalVAE, Observed
 
 # Numbers per array that are held at a time, of those decoded (rows × draws × D) or of the prior's; bounds memory.
 CHUNK = 4_000_000
@@ -25,9 +25,11 @@ class Draws(NamedTuple):
     Attributes:
         rows: the rows (n,).
         location: mean of y given z and x per draw (draws×n×D); its mean over draws is the mean of y.
-        var: variance of y given z and x; broadcasts to the shape of `location`.
+        var: variance of y given z and x, of Gaussian columns; broadcasts to the shape of `location`.
         y: draws of y itself (draws×n×D).
         x: the completed covariates behind each draw (draws×n×Q).
+        outputs: what families other than Gaussian noise take, per draw; None if there are none.
+        chances: probability of each level of categorical measurements (n×D×K); None if there are none.
     """
 
     rows: Tensor
@@ -35,6 +37,8 @@ class Draws(NamedTuple):
     var: Tensor
     y: Tensor
     x: Tensor
+    outputs: Tensor | None = None
+    chances: Tensor | None = None
 
 
 def chunks(
@@ -103,11 +107,15 @@ def predictive_draws(
             z[:, ~asked] = mean + var.sqrt() * _normal(z[:, ~asked], generator)
         batch = batch.take(told)
         location = vae.decode(z[:, told].flatten(0, 1), x[:, told].flatten(0, 1)).unflatten(0, (draws, -1))
-        mean, var, y = vae.observe(location, batch, generator)
-        chosen = asked[told]
-        yield Draws(
-            rows[new[rows]], mean[:, chosen], var if var.dim() == 1 else var[:, chosen], y[:, chosen], x[:, asked]
-        )
+        yield drawn(vae, rows[new[rows]], vae.observe(location, batch, generator), x[:, asked], asked[told])
+
+
+def drawn(vae: ConditionalVAE, rows: Tensor, seen: Observed, x: Tensor, chosen: Tensor | slice = slice(None)) -> Draws:
+    """Draws for those of the rows observed that are chosen."""
+    var = seen.var if seen.var.dim() == 1 else seen.var[:, chosen]
+    outputs = None if seen.outputs is None else seen.outputs[:, chosen]
+    picked = Observed(seen.mean[:, chosen], var, seen.y[:, chosen], outputs)
+    return Draws(rows, picked.mean, picked.var, picked.y, x, outputs, vae.chances(picked))
 
 
 def _history(vae: ConditionalVAE, batch: Batch, x: Tensor, past: Tensor, trained: Tensor) -> History:

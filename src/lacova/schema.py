@@ -13,8 +13,9 @@ from lacova import schema_toml
 from lacova.dataframes import to_pandas
 from lacova.errors import DataError as DataError
 from lacova.errors import SchemaError as SchemaError
+from lacova.schema_infer import LEVELS, Note, Wishes, propose
 from lacova.schema_infer import Kind as Kind
-from lacova.schema_infer import Note, Wishes, propose
+from lacova.schema_infer import Measure as Measure
 from lacova.schema_show import share, show
 
 Bounds = tuple[float | None, float | None]
@@ -42,7 +43,8 @@ class Schema:
     """Roles of the columns of a table. `print(schema)` shows them.
 
     Args:
-        measurements: the columns Y that are modelled; numeric, gaps allowed.
+        measurements: the columns Y that are modelled, gaps allowed: names of numeric columns, or a kind for each,
+            `{"alt": "lognormal", "event": "bernoulli"}`; see docs/observation.md. Names without kinds are "gaussian".
         covariates: the columns X that Y is conditioned on, each `"continuous"` or `"categorical"`; gaps allowed.
         instance: the column that names the unit with repeated rows (a patient); no gaps allowed.
         time: the time column. It is a continuous covariate, whether or not `covariates` repeats it.
@@ -50,6 +52,9 @@ class Schema:
         bounds: least and greatest value of measurements or continuous covariates, None for no limit:
             `{"alt": (0, None)}`. Imputed, predicted and drawn values and the ends of intervals are kept within them.
         integers: measurements or continuous covariates that are whole numbers; values as above are rounded.
+        kinds: the kinds of measurements that are not Gaussian, where `measurements` does not say them.
+        limits: of detection, lower and upper, for every "censored" measurement: `{"crp": (0.5, None)}`. Of values at
+            or beyond them it is known only that they lie there.
 
     Example:
         >>> schema = Schema(["alt", "ast"], {"age": "continuous", "sex": "categorical"},
@@ -62,8 +67,8 @@ class Schema:
         age     covariate    continuous   yes
         sex     covariate    categorical  yes
         day     time         continuous
-        alt     measurement  continuous           ≥ 0
-        ast     measurement  continuous
+        alt     measurement  gaussian             ≥ 0
+        ast     measurement  gaussian
     """
 
     measurements: tuple[str, ...]
@@ -73,19 +78,23 @@ class Schema:
     static: tuple[str, ...] = ()
     bounds: Mapping[str, Bounds] = FrozenDict()
     integers: tuple[str, ...] = ()
+    kinds: Mapping[str, Measure] = FrozenDict()
+    limits: Mapping[str, Bounds] = FrozenDict()
 
     # What `infer` saw in each column. For display only: it says nothing about the roles.
     notes: ClassVar[tuple[Note, ...]] = ()
 
     def __init__(
         self,
-        measurements: Iterable[str],
+        measurements: Mapping[str, Measure] | Iterable[str],
         covariates: Mapping[str, Kind],
         instance: str | None = None,
         time: str | None = None,
         static: Iterable[str] = (),
         bounds: Mapping[str, Bounds] | None = None,
         integers: Iterable[str] = (),
+        kinds: Mapping[str, Measure] | None = None,
+        limits: Mapping[str, Bounds] | None = None,
     ) -> None:
         for word, value in (("measurements", measurements), ("static", static), ("integers", integers)):
             if isinstance(value, str):
@@ -95,21 +104,30 @@ class Schema:
                 f"covariates must map each column to 'continuous' or 'categorical', got {covariates!r}; "
                 "write {'age': 'continuous', ...}."
             )
-        if bounds is not None and not isinstance(bounds, Mapping):
-            raise SchemaError(f"bounds must map columns to (lower, upper), got {bounds!r}; write {{'age': (0, 120)}}.")
-        kinds = dict(covariates)
-        if time is not None and kinds.setdefault(time, "continuous") != "continuous":
-            raise SchemaError(f"the time column {time!r} must be a continuous covariate, got {kinds[time]!r}.")
+        for word, pairs in (("bounds", bounds), ("limits", limits)):
+            if pairs is not None and not isinstance(pairs, Mapping):
+                raise SchemaError(
+                    f"{word} must map columns to (lower, upper), got {pairs!r}; write {{'age': (0, 120)}}."
+                )
+        if kinds is not None and not isinstance(kinds, Mapping):
+            raise SchemaError(f"kinds must map measurements to kinds, got {kinds!r}; write {{'alt': 'lognormal'}}.")
+        roles = dict(covariates)
+        if time is not None and roles.setdefault(time, "continuous") != "continuous":
+            raise SchemaError(f"the time column {time!r} must be a continuous covariate, got {roles[time]!r}.")
+        told = {**(kinds or {}), **(measurements if isinstance(measurements, Mapping) else {})}
         set_field = object.__setattr__
         set_field(self, "measurements", tuple(measurements))
-        set_field(self, "covariates", FrozenDict(kinds))
+        set_field(self, "covariates", FrozenDict(roles))
         set_field(self, "instance", instance)
         set_field(self, "time", time)
         set_field(self, "static", self._ordered(static))
         set_field(self, "integers", self._ordered(integers))
-        pairs = {name: _pair(name, pair) for name, pair in (bounds or {}).items()}
-        set_field(self, "bounds", FrozenDict({name: pair for name, pair in pairs.items() if pair != (None, None)}))
+        set_field(self, "bounds", _pairs("bounds", bounds))
+        set_field(self, "limits", _pairs("limits", limits))
+        ordered = self._ordered(told)
+        set_field(self, "kinds", FrozenDict({name: told[name] for name in ordered if told[name] != "gaussian"}))
         self._check()
+        self._check_kinds()
         self._check_numbers()
 
     def _ordered(self, names: Iterable[str]) -> tuple[str, ...]:
@@ -135,6 +153,25 @@ class Schema:
         if self.static and self.instance is None:
             raise SchemaError("static covariates are constant within an instance: name the instance column too.")
 
+    def _check_kinds(self) -> None:
+        for name, kind in self.kinds.items():
+            if name not in self.measurements:
+                raise SchemaError(f"kinds names {name!r}, which is no measurement; take it out, or add it to them.")
+            if kind not in get_args(Measure):
+                raise SchemaError(
+                    f"measurement {name!r} has kind {kind!r}; expected one of {', '.join(get_args(Measure))}."
+                )
+            if kind == "censored" and name not in self.limits:
+                raise SchemaError(
+                    f"measurement {name!r} is censored, but has no limits; give limits={{{name!r}: (lower, upper)}}, "
+                    "None for no limit."
+                )
+        for name in self.limits:
+            if self.kinds.get(name) != "censored":
+                raise SchemaError(
+                    f"limits names {name!r}, which is no censored measurement; take it out, or make its kind censored."
+                )
+
     def _check_numbers(self) -> None:
         for word, names in (("bounds", self.bounds), ("integers", self.integers)):
             for name in names:
@@ -143,12 +180,21 @@ class Schema:
                         f"{word} names {name!r}, which is neither a measurement nor a continuous covariate; "
                         "take it out, or give it such a role."
                     )
-        for name, (lower, upper) in self.bounds.items():
+                if name in self.categories:
+                    raise SchemaError(
+                        f"{word} names {name!r}, but the {self.kinds[name]} measurement has levels, not numbers; "
+                        "take it out, or give it another kind."
+                    )
+        for word, name, (lower, upper) in (
+            *(("bounds", *item) for item in self.bounds.items()), *(("limits", *item) for item in self.limits.items())
+        ):  # fmt: skip
             low, high = -math.inf if lower is None else lower, math.inf if upper is None else upper
             if not low < high:
                 raise SchemaError(
-                    f"bounds of {name!r} are {lower}, {upper}; the lower one must be below the upper one."
+                    f"{word} of {name!r} are {lower}, {upper}; the lower one must be below the upper one."
                 )
+            if word == "limits":
+                continue
             if name in self.integers and math.isfinite(low) and math.ceil(low) > high:
                 raise SchemaError(f"bounds of {name!r} are {lower}, {upper}, with no whole number between them.")
 
@@ -158,10 +204,17 @@ class Schema:
         first = () if self.instance is None else (self.instance,)
         return (*first, *self.covariates, *self.measurements)
 
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """Columns that have levels: categorical covariates, then measurements of such kinds."""
+        covariates = (name for name, kind in self.covariates.items() if kind == "categorical")
+        return (*covariates, *(name for name in self.measurements if self.kinds.get(name) in LEVELS))
+
     @classmethod
     def infer(
         cls, table: Any, *, instance: str | None = None, time: str | None = None,
-        measurements: Iterable[str] | None = None, covariates: Mapping[str, Kind] | Iterable[str] | None = None,
+        measurements: Mapping[str, Measure] | Iterable[str] | None = None,
+        covariates: Mapping[str, Kind] | Iterable[str] | None = None,
         exclude: Iterable[str] = (),
     ) -> Schema:  # fmt: skip
         """Propose roles from a table. `print` the result and check it: it shows why each column was placed so.
@@ -175,20 +228,29 @@ class Schema:
         - Left out are columns that are empty, constant, named like an identifier, numbering the rows, dates, dates or
           numbers as text, text that hardly repeats, and categories with more than 50 levels.
         - Whole numbers are `integers` if the column's type says so, or is float only because of gaps.
-        - Bounds are never guessed.
+        - Measurements are Gaussian, with these exceptions: true/false, two levels, or 0 and 1 alone are `bernoulli`;
+          text and categories `categorical`, or `ordinal` if they are ordered. In columns of at least 50 values, whole
+          numbers from 0 to at most 50, 5% or more of them 0, are `poisson`, or `negative_binomial` where their variance
+          is 1.5 times their mean or more; positive numbers of skewness above 2 of which the logarithm has less than
+          half are `lognormal`.
+        - Bounds and limits are never guessed.
 
         Args:
             table: a pandas or polars DataFrame or a pyarrow Table.
             instance: the column that names the unit with repeated rows.
             time: the time column.
-            measurements: the columns to model; None for all numbers that nothing else claims.
+            measurements: the columns to model, with or without their kinds; None for all numbers that nothing else
+                claims.
             covariates: the only columns to condition on besides the time, with or without their kinds; None for all
                 that are fit for it.
             exclude: columns to leave out.
         """
         frame, _ = to_pandas(table)
         found = propose(frame, Wishes(instance, time, measurements, covariates, exclude))
-        schema = cls(found.measurements, found.covariates, instance, time, found.static, integers=found.integers)
+        schema = cls(
+            found.measurements, found.covariates, instance, time, found.static, integers=found.integers,
+            kinds=found.kinds,
+        )  # fmt: skip
         object.__setattr__(schema, "notes", tuple(found.notes))
         return schema
 
@@ -211,11 +273,16 @@ class Schema:
         both = {**measurements, **covariates}
         try:
             return cls(
-                measurements, {name: column["kind"] for name, column in covariates.items()},
+                list(measurements), {name: column["kind"] for name, column in covariates.items()},
                 document.get("instance"), document.get("time"),
                 static=[name for name, column in covariates.items() if column.get("static")],
                 bounds={name: (column.get("lower"), column.get("upper")) for name, column in both.items()},
                 integers=[name for name, column in both.items() if column.get("integer")],
+                kinds={name: column["kind"] for name, column in measurements.items() if "kind" in column},
+                limits={
+                    name: (column.get("lower_limit"), column.get("upper_limit"))
+                    for name, column in measurements.items()
+                },
             )  # fmt: skip
         except SchemaError as error:
             raise SchemaError(f"{where}: {error}") from error
@@ -228,10 +295,15 @@ class Schema:
             found = {"integer": True if name in self.integers else None, "lower": lower, "upper": upper}
             return {key: value for key, value in found.items() if value is not None}
 
+        def observed(name: str) -> dict[str, Any]:
+            lower, upper = self.limits.get(name, (None, None))
+            found = {"kind": self.kinds.get(name), **numbers(name), "lower_limit": lower, "upper_limit": upper}
+            return {key: value for key, value in found.items() if value is not None}
+
         return {
             "instance": self.instance,
             "time": self.time,
-            "measurements": {name: numbers(name) for name in self.measurements},
+            "measurements": {name: observed(name) for name in self.measurements},
             "covariates": {
                 name: {"kind": kind, **({"static": True} if name in self.static else {}), **numbers(name)}
                 for name, kind in self.covariates.items()
@@ -243,7 +315,7 @@ class Schema:
 
     def __repr__(self) -> str:
         parts = [_brief(self.measurements), _brief(self.covariates)]
-        for word in ("instance", "time", "static", "bounds", "integers"):
+        for word in ("instance", "time", "static", "bounds", "integers", "kinds", "limits"):
             value = getattr(self, word)
             if value:
                 parts.append(f"{word}={value!r}" if isinstance(value, str) else f"{word}={_brief(value)}")
@@ -257,10 +329,15 @@ def _brief(items: Iterable[str] | Mapping[str, Any], most: int = 6) -> str:
     return f"{{{text}}}" if isinstance(items, Mapping) else f"[{text}]"
 
 
-def _pair(name: str, pair: object) -> Bounds:
+def _pairs(word: str, given: Mapping[str, Bounds] | None) -> FrozenDict[str, Bounds]:
+    pairs = {name: _pair(word, name, pair) for name, pair in (given or {}).items()}
+    return FrozenDict({name: pair for name, pair in pairs.items() if pair != (None, None)})
+
+
+def _pair(word: str, name: str, pair: object) -> Bounds:
     numbers = isinstance(pair, tuple | list) and len(pair) == 2 and all(_is_limit(end) for end in pair)
     if not numbers:
-        raise SchemaError(f"bounds of {name!r} are {pair!r}; expected two numbers (lower, upper), None for no limit.")
+        raise SchemaError(f"{word} of {name!r} are {pair!r}; expected two numbers (lower, upper), None for no limit.")
     lower, upper = (None if end is None else float(end) for end in pair)  # type: ignore[attr-defined]
     return None if lower == -math.inf else lower, None if upper == math.inf else upper
 

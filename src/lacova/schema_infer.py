@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,11 +15,21 @@ import pandas as pd
 from lacova.errors import DataError, SchemaError, meant
 
 Kind = Literal["continuous", "categorical"]
+Measure = Literal[
+    "gaussian", "lognormal", "student", "censored", "bernoulli", "categorical", "ordinal", "poisson",
+    "negative_binomial",
+]  # fmt: skip
+LEVELS = ("bernoulli", "categorical", "ordinal")  # kinds of measurements that have levels rather than numbers
+COUNTS = ("poisson", "negative_binomial")
 
 FEW = 10  # most distinct whole numbers that are taken for codes of a category
 WIDE = 20  # codes lie closer together than this: 0, 28, 56 are days
 COUNT = 5  # distinct values from 0 on that are taken for a count
 MANY = 50  # most levels of a category
+FIRM = 50  # fewest observed values from which a measurement's law is read off
+MOST = 50  # greatest value of what is clearly a count, of which so many are 0
+ZEROS = 0.05
+SKEWED = 2.0  # skewness of what is clearly log-normal, if its logarithm has less than half of it
 
 DATE = re.compile(
     r"\s*(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3\d{2,4}|\d{1,2}[- ]?[A-Za-z]{3}[- ]?\d{2,4})([T ]\d.*)?"
@@ -41,7 +52,7 @@ class Wishes:
 
     instance: str | None
     time: str | None
-    measurements: Iterable[str] | None
+    measurements: Mapping[str, Measure] | Iterable[str] | None
     covariates: Mapping[str, Kind] | Iterable[str] | None
     exclude: Iterable[str]
 
@@ -54,6 +65,7 @@ class Proposal:
     covariates: dict[str, Kind] = field(default_factory=dict)
     static: list[str] = field(default_factory=list)
     integers: list[str] = field(default_factory=list)
+    kinds: dict[str, Measure] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
 
 
@@ -121,6 +133,31 @@ class Column:
             return "continuous", f"{levels} distinct numbers; if they are codes, make it categorical"
         return "continuous", "whole numbers" if self.integer else "numbers"
 
+    def measure(self) -> tuple[Measure, str]:
+        """The kind of measurement it would make, and why where it is not Gaussian."""
+        levels, dtype = self.seen.nunique(), self.seen.dtype
+        if self.type == "truth":
+            return "bernoulli", "true or false"
+        if self.type != "number":
+            if levels > 2 and isinstance(dtype, pd.CategoricalDtype) and dtype.ordered:
+                return "ordinal", f"ordered categories, {levels} in use"
+            return ("categorical", f"{levels} levels") if levels > 2 else ("bernoulli", "two levels")
+        values = self.seen.astype(float)
+        if len(values) < FIRM:
+            return "gaussian", ""
+        low, mean, var = float(values.min()), float(values.mean()), float(values.var())
+        if self.whole and low == 0.0 and float(values.max()) == 1.0:
+            return "bernoulli", "only 0 and 1"
+        clearly = levels >= COUNT and float(values.max()) <= MOST and float((values == 0).mean()) >= ZEROS
+        if self.whole and low == 0.0 and clearly:
+            kind: Measure = "poisson" if var < 1.5 * mean else "negative_binomial"
+            return kind, f"counts from 0; their variance is {var / mean:.2g} times their mean"
+        if low > 0.0 and levels > FEW:
+            plain, log = _skewness(values), _skewness(values.map(math.log))
+            if plain > SKEWED and abs(log) < plain / 2:
+                return "lognormal", f"positive and skewed ({plain:.1f}; {log:.1f} of its logarithm)"
+        return "gaussian", ""
+
     def unusable(self, name: str) -> str | None:
         """Why the column should be left out, if it should."""
         if not len(self.seen):
@@ -151,6 +188,11 @@ class Column:
         return "text that is hardly ever repeated" if distinct > 2 and 2 * distinct > len(self.units) else None
 
 
+def _skewness(values: pd.Series[float]) -> float:
+    away = values - values.mean()
+    return float((away**3).mean() / (away**2).mean() ** 1.5)
+
+
 def propose(frame: pd.DataFrame, wishes: Wishes) -> Proposal:
     """Roles for the columns of a table."""
     wishes = _checked(frame, wishes)
@@ -160,7 +202,8 @@ def propose(frame: pd.DataFrame, wishes: Wishes) -> Proposal:
         column = Column(frame[name].reset_index(drop=True), instance if name != wishes.instance else None)
         reason = _place(out, name, column, wishes)
         out.notes.append(Note(name, column.missing, column.examples(), reason))
-        if column.integer and (name in out.measurements or out.covariates.get(name) == "continuous"):
+        number = name in out.measurements and out.kinds.get(name) not in (*LEVELS, *COUNTS)
+        if column.integer and (number or out.covariates.get(name) == "continuous"):
             out.integers.append(name)
     # What was named keeps the order in which it was named.
     out.measurements.sort(key=lambda name: _position(name, wishes.measurements))
@@ -185,8 +228,7 @@ def _place(out: Proposal, name: str, column: Column, wishes: Wishes) -> str:
     if name in wishes.exclude:
         return "excluded"
     if wishes.measurements is not None and name in wishes.measurements:
-        out.measurements.append(_number(name, column, "measurement"))
-        return "named as a measurement"
+        return _measurement(out, name, column, wishes, "named as a measurement")
     if name == wishes.time:
         kinds = wishes.covariates if isinstance(wishes.covariates, Mapping) else {}
         out.covariates[_number(name, column, "time")] = kinds.get(name, "continuous")
@@ -201,8 +243,7 @@ def _place(out: Proposal, name: str, column: Column, wishes: Wishes) -> str:
     if named and isinstance(wishes.covariates, Mapping):
         kind, reason = wishes.covariates[name], "kind as told"
     if wishes.measurements is None and not named and kind == "continuous" and not column.static:
-        out.measurements.append(name)
-        return reason
+        return _measurement(out, name, column, wishes, reason)
     if wishes.covariates is not None and not named:
         return "not among the covariates named"
     out.covariates[name] = kind
@@ -210,6 +251,20 @@ def _place(out: Proposal, name: str, column: Column, wishes: Wishes) -> str:
         out.static.append(name)
         return f"{reason}; constant within each {wishes.instance!r}"
     return reason
+
+
+def _measurement(out: Proposal, name: str, column: Column, wishes: Wishes, reason: str) -> str:
+    """Take the column as a measurement of the kind told, or of the one that suits it."""
+    unusable = column.unusable(name) if column.type not in ("number", "truth") else None
+    if unusable and len(column.seen):
+        raise DataError(f"column {name!r} is named as a measurement, but cannot be one: {unusable}.")
+    kind, why = column.measure() if len(column.seen) else ("gaussian", "")
+    if isinstance(wishes.measurements, Mapping):
+        kind, why = wishes.measurements[name], "kind as told"
+    out.measurements.append(name if kind in LEVELS else _number(name, column, "measurement"))
+    if kind != "gaussian":
+        out.kinds[name] = kind
+    return f"{reason}; {why}" if why else reason
 
 
 def _number(name: str, column: Column, role: str) -> str:

@@ -7,12 +7,14 @@ from typing import Any
 
 from lacova.schema_infer import Note
 
+DETECTION = {"lower_limit": "≤", "upper_limit": "≥"}
 HEAD = ["column", "role", "kind", "static", "bounds", "integer"]
 
 
 def show(document: Mapping[str, Any], notes: Sequence[Note]) -> str:
     """A line per column of the schema, or per note where there are notes: then with what was seen in the table."""
-    columns = {**document["covariates"], **document["measurements"]}
+    measurements = {name: {"kind": "gaussian", **column} for name, column in document["measurements"].items()}
+    columns = {**document["covariates"], **measurements}
     named = [] if document["instance"] is None else [document["instance"]]
     names = [note.column for note in notes] or [*named, *columns]
     lines = [[str(name), _role(name, document), *_properties(columns.get(name))] for name in names]
@@ -44,7 +46,8 @@ def _properties(column: Mapping[str, Any] | None) -> list[str]:
     if column is None:
         return ["", "", "", ""]
     marks = {key: "yes" if column.get(key) else "" for key in ("static", "integer")}
-    return [column.get("kind", "continuous"), marks["static"], _limits(column), marks["integer"]]
+    beyond = [f"{sign} {column[key]:g}" for key, sign in DETECTION.items() if key in column]
+    return [" ".join([column["kind"], *beyond]), marks["static"], _limits(column), marks["integer"]]
 
 
 def _limits(column: Mapping[str, Any]) -> str:

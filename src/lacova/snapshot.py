@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lacova.archive import StorageError, digest, pack, unpack, written_by
+from lacova.columns import NORMAL
 from lacova.covariates.fill import FILLS, FITTED, Fill, width
 from lacova.covariates.mixture import Mixture
 from lacova.covariates.prior import FactorisedPrior
@@ -23,6 +24,7 @@ from lacova.gp.inducing import InducingPoints
 from lacova.labels import Fingerprints
 from lacova.networks import Conv, Dense
 from lacova.options import FitOptions
+from lacova.scales import Scales, knots_as_table, knots_of_table
 from lacova.schema import Schema
 from lacova.table import Codec
 from lacova.vae import ConditionalVAE
@@ -43,6 +45,7 @@ class Storable(Protocol):
     """What is needed of a model to take it apart and to put it together."""
 
     schema: Schema
+    scaling: Any
     covariates: Any
     covariate_prior: dict[str, object]
     training: pd.DataFrame | None
@@ -84,6 +87,10 @@ def take_apart(model: Storable) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise StorageError("schema and settings cannot be written down: they would not come back as they are.")
     tensors = {f"vae.{name}": value for name, value in vae.state_dict().items()}
     tensors |= {f"codec.{name}": torch.as_tensor(getattr(codec, name), dtype=torch.float64) for name in SCALES}
+    if schema.kinds or model.scaling == "normal":
+        tensors["codec.y_spread"] = torch.as_tensor(codec.scales.spread)
+    if model.scaling == "normal":
+        tensors["codec.knots"] = torch.as_tensor(knots_as_table(codec.scales.knots))
     if isinstance(model._trained, Fingerprints):
         tensors["trained"] = torch.as_tensor(model._trained.sorted.view(np.int64))
     tensors["training"] = torch.tensor(training.to_numpy(dtype=float))
@@ -101,7 +108,7 @@ def put_together(document: Mapping[str, Any], tensors: Mapping[str, Tensor], cla
         raise StorageError(f"its model is {kind!r}; expected {' or '.join(classes)}")
     schema = _schema(document)
     model = _unfitted(classes[kind], schema, document)
-    model._codec = codec = _codec(schema, document, parts)
+    model._codec = codec = _codec(schema, document, parts, model.scaling == "normal")
     FactorisedPrior.blank(codec.space).override(codec, model.covariate_prior)  # refuses knowledge that makes no sense
     model._options = FitOptions(**_known(document, "options", [field.name for field in fields(FitOptions)]))
     sizes = {name: _whole(n, 0) for name, n in document["sizes"].items()}
@@ -202,20 +209,31 @@ def _known(document: Mapping[str, Any], part: str, names: list[str]) -> dict[str
     return {name: unpack(value) for name, value in document[part].items()}
 
 
-def _codec(schema: Schema, document: Mapping[str, Any], parts: _Tensors) -> Codec:
+def _codec(schema: Schema, document: Mapping[str, Any], parts: _Tensors, normal: bool) -> Codec:
     levels = unpack(document["levels"])
-    categories = [name for name, kind in schema.covariates.items() if kind == "categorical"]
-    if not isinstance(levels, dict) or list(levels) != categories:
-        raise StorageError("its levels are not those of the categorical covariates")
+    if not isinstance(levels, dict) or list(levels) != list(schema.categories):
+        raise StorageError("its levels are not those of the categorical columns")
     if any(len(_labels(values)) == 0 or len(set(values)) < len(values) for values in levels.values()):
         raise StorageError("its levels are not all different")
     lengths = {"y": len(schema.measurements), "x": len(schema.covariates)}
     scales = {name: parts.take(f"codec.{name}", torch.float64, lengths[name[0]]).numpy() for name in SCALES}
     if not all(np.isfinite(value).all() for value in scales.values()):
         raise StorageError("its scales are not finite")
-    if not (scales["y_scale"] > 0).all() or not (scales["x_scale"] > 0).all():
+    kinds = [schema.kinds.get(name, "gaussian") for name in schema.measurements]
+    spread = scales["y_scale"]
+    if schema.kinds or normal:
+        spread = parts.take("codec.y_spread", torch.float64, len(kinds)).numpy()
+    if not all((value > 0).all() for value in (scales["y_scale"], scales["x_scale"], spread)):
         raise StorageError("its scales are not positive")
-    return Codec(schema, **scales, levels=levels)
+    if any(kind == "bernoulli" and len(levels[n]) > 2 for n, kind in schema.kinds.items()):
+        raise StorageError("a bernoulli column of it has more than two levels")
+    knots = {}
+    if normal:
+        allowed = [d for d, kind in enumerate(kinds) if kind in NORMAL]
+        knots = knots_of_table(parts.take("codec.knots", torch.float64, None, 3).numpy(), allowed)
+    log = np.array([kind == "lognormal" for kind in kinds], dtype=bool)
+    measured = Scales(scales["y_shift"], scales["y_scale"], log, spread, knots)
+    return Codec(schema, measured, scales["x_shift"], scales["x_scale"], levels)
 
 
 def _labels(values: Any) -> tuple[Any, ...]:

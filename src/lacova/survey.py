@@ -9,10 +9,11 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from lacova.columns import Floats, Tally, numbers, patients, spread_static
+from lacova.columns import Tally, numbers, patients, spread_static
 from lacova.dataframes import to_pandas
 from lacova.labels import lots
 from lacova.parquet import Layout, Part, Source, Surveyor, joined
+from lacova.scales import Floats
 from lacova.schema import DataError, Schema
 
 SAMPLE_ROWS = 50_000
@@ -129,7 +130,7 @@ class Sample:
         """Each level, or None for any number, that a column shows, and the first row that does."""
         for name in (*self.schema.measurements, *self.schema.covariates):
             column = frame[name]
-            if self.schema.covariates.get(name) == "categorical":
+            if name in self.schema.categories:
                 codes, levels = pd.factorize(column)
                 rows, inverse = np.unique(codes, return_index=True)
                 yield from (((name, levels[c]), int(r)) for c, r in zip(rows, inverse, strict=True) if c >= 0)

@@ -18,18 +18,24 @@ from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import CovariatePrior, given
 from lacova.covariates.space import CovariateSpace
 from lacova.intercepts import Intercepts
-from lacova.likelihoods import GaussianLikelihood
+from lacova.likelihoods import Likelihood, MixedLikelihood
+from lacova.measurements import MeasurementSpace
 from lacova.networks import Conv, Decoder, Dense, Encoder
 from lacova.priors import LatentPrior
 from lacova.table import Table
 
 
 class Observed(NamedTuple):
-    """The law of y given z: its mean (draws×N̂×D) and variance (which broadcasts to that), and draws from it."""
+    """The law of y given z: its mean (draws×N̂×D) and variance (which broadcasts to that), and draws from it.
+
+    The variance is that of Gaussian columns. Where others are among them, `outputs` are the decoder's with the means of
+    Gaussian columns in their places (draws×N̂×outputs).
+    """
 
     mean: Tensor
     var: Tensor
     y: Tensor
+    outputs: Tensor | None = None
 
 
 class ConditionalVAE(nn.Module):
@@ -37,7 +43,7 @@ class ConditionalVAE(nn.Module):
 
     Args:
         space: layout of X.
-        measurements: D.
+        measurements: their layout, or D where all are Gaussian.
         latent_dim: L.
         architecture: networks of encoder and decoder.
         decoder_sees_x: True for the CVAE, False for the GP-prior VAE, whose decoder takes z alone.
@@ -48,9 +54,9 @@ class ConditionalVAE(nn.Module):
     """
 
     def __init__(
-        self, space: CovariateSpace, measurements: int, latent_dim: int, architecture: Dense | Conv, *,
-        decoder_sees_x: bool, prior: LatentPrior, covariate_prior: CovariatePrior,
-        covariate_posterior: AmortisedPosterior, likelihood: GaussianLikelihood, intercepts: Intercepts | None = None,
+        self, space: CovariateSpace, measurements: int | MeasurementSpace, latent_dim: int,
+        architecture: Dense | Conv, *, decoder_sees_x: bool, prior: LatentPrior, covariate_prior: CovariatePrior,
+        covariate_posterior: AmortisedPosterior, likelihood: Likelihood, intercepts: Intercepts | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.space = space
@@ -58,7 +64,9 @@ class ConditionalVAE(nn.Module):
         self.latent_dim = latent_dim
         features = space.width + len(space.names) + (0 if intercepts is None else measurements)
         self.encoder = Encoder(architecture, measurements, features, latent_dim)
-        self.decoder = Decoder(architecture, latent_dim, space.width if decoder_sees_x else 0, measurements)
+        self.measurements = MeasurementSpace.of(measurements)
+        outputs = self.measurements.output_width
+        self.decoder = Decoder(architecture, latent_dim, space.width if decoder_sees_x else 0, outputs)
         self.likelihood = likelihood
         self.intercepts = intercepts
         self.prior = prior
@@ -97,13 +105,15 @@ class ConditionalVAE(nn.Module):
         return mean, var
 
     def decode(self, z: Tensor, x: Tensor) -> Tensor:
-        """Location of y for latent values z (K×L) and completed covariates x (K×Q)."""
+        """Location of y, or what else its families take, for latent values z (K×L) and completed x (K×Q)."""
         inputs = torch.cat([z, self.space.values(x)], dim=1) if self.decoder_sees_x else z
         location: Tensor = self.decoder(inputs)
         return location
 
     def observe(self, location: Tensor, batch: Batch, generator: torch.Generator) -> Observed:
         """y at the given locations (draws×N̂×D), each patient at the level that its observed measurements speak for."""
+        if isinstance(self.likelihood, MixedLikelihood):
+            return self._observe_mixed(self.likelihood, location, batch, generator)
         noise = self.likelihood.var
         if self.intercepts is None:
             return Observed(location, noise, self.likelihood.sample(location, generator))
@@ -114,6 +124,39 @@ class ConditionalVAE(nn.Module):
         return Observed(
             location + levels.mean[:, at], noise + levels.var[:, at], self.likelihood.sample(drawn, generator)
         )
+
+    def _observe_mixed(
+        self, likelihood: MixedLikelihood, outputs: Tensor, batch: Batch, generator: torch.Generator
+    ) -> Observed:
+        """The same for columns of several families, of which Gaussian ones have levels."""
+        var = outputs.new_zeros(*outputs.shape[:-1], len(self.measurements))
+        drawn = outputs
+        if "gaussian" in likelihood.families:
+            columns, places = likelihood.gaussian
+            var[..., columns] = likelihood.var
+        if self.intercepts is not None:
+            levels = self.intercepts.levels(*self.levelled(outputs, batch))
+            kick = torch.randn(levels.mean.shape, generator=generator, device=outputs.device, dtype=outputs.dtype)
+            at = batch.patient
+            drawn, outputs = outputs.clone(), outputs.clone()
+            drawn[..., places] += (levels.mean + levels.var.sqrt() * kick)[:, at]
+            outputs[..., places] += levels.mean[:, at]
+            var[..., columns] += levels.var[:, at]
+        return Observed(likelihood.mean(outputs), var, likelihood.sample(drawn, generator), outputs)
+
+    def levelled(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Batch, Tensor]:
+        """Locations, rows and noise of the columns of which patients have levels of their own: the Gaussian ones."""
+        if not isinstance(self.likelihood, MixedLikelihood):
+            return outputs, batch, self.likelihood.var
+        columns, places = self.likelihood.gaussian
+        own = replace(batch, y=batch.y[:, columns], y_mask=batch.y_mask[:, columns])
+        return outputs[..., places], own, self.likelihood.var
+
+    def chances(self, seen: Observed) -> Tensor | None:
+        """Probability of each level of each categorical column, over all draws (N̂×D×K); None without such columns."""
+        if not isinstance(self.likelihood, MixedLikelihood) or seen.outputs is None or not self.measurements.max_levels:
+            return None
+        return self.likelihood.chances(seen.outputs).mean(0)
 
     def believe(self, batch: Batch) -> Belief:
         """The belief about each missing covariate after training: the posterior where y informs it, else the prior."""

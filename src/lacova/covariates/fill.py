@@ -11,9 +11,9 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from lacova.columns import Floats
 from lacova.covariates.prior import FactorisedPrior
 from lacova.covariates.space import CovariateSpace
+from lacova.scales import Floats
 from lacova.schema import DataError
 from lacova.table import Codec, Table
 

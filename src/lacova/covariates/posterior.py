@@ -12,6 +12,7 @@ from lacova.batches import Batch
 from lacova.covariates.law import Belief
 from lacova.covariates.prior import FactorisedPrior, given
 from lacova.covariates.space import CovariateSpace
+from lacova.measurements import MeasurementSpace
 from lacova.networks import mlp
 
 
@@ -23,7 +24,8 @@ class AmortisedPosterior(nn.Module):
 
     Args:
         space: layout of X.
-        measurements: D if the network also sees y_o, so that it gives q(x_u | y_o, x_o); 0 for q(x_u | x_o).
+        measurements: their layout, or D where all are Gaussian, if the network also sees y_o, so that it gives
+            q(x_u | y_o, x_o); 0 for q(x_u | x_o).
         marginal: overall law of each column.
         continuous_start: "marginal" or "given".
         hidden: widths of the network's hidden layers.
@@ -33,19 +35,21 @@ class AmortisedPosterior(nn.Module):
     base_log_var: Tensor
 
     def __init__(
-        self, space: CovariateSpace, measurements: int, marginal: FactorisedPrior,
+        self, space: CovariateSpace, measurements: int | MeasurementSpace, marginal: FactorisedPrior,
         continuous_start: Literal["marginal", "given"] = "marginal", hidden: Sequence[int] = (128, 64),
     ) -> None:  # fmt: skip
         super().__init__()
         self.space = space
-        self.sees_y = measurements > 0
+        self.measurements = MeasurementSpace.of(measurements)
+        seen = self.measurements.width
+        self.sees_y = seen > 0
         self.continuous_start = continuous_start
         columns = len(space.names)
         prior_features = 2 * len(space.continuous) + sum(space.levels)
         inputs = space.width + columns + prior_features
         self.inner = nn.Linear(inputs, hidden[0])
-        self.look = nn.Linear(2 * measurements, hidden[0], bias=False) if measurements else None
-        reach = (inputs + 2 * measurements) ** -0.5  # both start as the halves of one layer would
+        self.look = nn.Linear(seen, hidden[0], bias=False) if seen else None
+        reach = (inputs + seen) ** -0.5  # both start as the halves of one layer would
         for layer in (self.inner, self.look):
             for parameter in () if layer is None else layer.parameters():
                 nn.init.uniform_(parameter, -reach, reach)
@@ -57,8 +61,7 @@ class AmortisedPosterior(nn.Module):
         """What the first layer makes of y_o, which does not depend on x: to be shared between calls; None if unseen."""
         if self.look is None:
             return None
-        seen = batch.y_mask.to(batch.y.dtype)
-        sight: Tensor = self.look(torch.cat([batch.y * seen, seen], dim=1))
+        sight: Tensor = self.look(self.measurements.features(batch.y, batch.y_mask))
         return sight
 
     def forward(self, batch: Batch, sight: Tensor | None = None) -> Belief:

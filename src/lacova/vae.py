@@ -62,7 +62,7 @@ class ConditionalVAE(nn.Module):
         self.space = space
         self.decoder_sees_x = decoder_sees_x
         self.latent_dim = latent_dim
-        features = space.width + len(space.names) + (0 if intercepts is None else measurements)
+        features = space.width + len(space.names) + (0 if intercepts is None else intercepts.raw.numel())
         self.encoder = Encoder(architecture, measurements, features, latent_dim)
         self.measurements = MeasurementSpace.of(measurements)
         outputs = self.measurements.output_width
@@ -98,9 +98,13 @@ class ConditionalVAE(nn.Module):
         """
         y, features = batch.y, self.space.features(batch.x, batch.x_mask)
         if self.intercepts is not None:
-            levels = self.intercepts.levels(torch.zeros_like(y), batch, self.likelihood.var)
-            usual = levels.mean.detach()[batch.patient]
-            y, features = y - usual, torch.cat([features, usual], dim=1)
+            nothing = y.new_zeros(len(y), self.measurements.output_width)
+            usual = self.intercepts.levels(*self.levelled(nothing, batch)).mean.detach()[batch.patient]
+            features = torch.cat([features, usual], dim=1)
+            if isinstance(self.likelihood, MixedLikelihood):
+                y = y.index_add(1, self.likelihood.gaussian[0], -usual)
+            else:
+                y = y - usual
         mean, var = self.encoder(y, batch.y_mask, features)
         return mean, var
 

@@ -52,6 +52,7 @@ ORDER = [
     "gp.bounds",
     "gp.uncertain",
     "gp.predict",
+    "gp.components",
     "priors",
     "vae",
     "objective",

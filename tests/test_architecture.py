@@ -71,10 +71,15 @@ ORDER = [
     "metrics",
     "score",
     "frames",
+    "longform",
+    "effects",
+    "whatif",
+    "filtering",
     "snapshot",
     "models",
     "storage",
     "pooling",
+    "sensitivity",
     "",  # lacova itself
     "sklearn",
     "datasets*",  # may import from one another

@@ -120,8 +120,8 @@ def paired_draws(
         other = q.x.clone()
         for column, value in setting.items():
             other[:, q.asked, column] = value
-        at = (x[:, q.asked].flatten(0, 1) for x in (q.x, other))
-        both = vae.prior.sample_both(*at, q.group, draws, generator, shift, q.history)
+        as_is, changed = (x[:, q.asked].flatten(0, 1) for x in (q.x, other))
+        both = vae.prior.sample_both(as_is, changed, q.group, draws, generator, shift, q.history)
         past, state = _past_latents(vae, q, generator), generator.get_state()
         here = _answer(vae, q, q.x, both[0], past, generator)
         generator.set_state(state)

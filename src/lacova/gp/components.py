@@ -53,7 +53,10 @@ class Lines(NamedTuple):
             part.unflatten(1, (versions, -1)).transpose(0, 1) for part in (self.mean, self.slope, root)
         )
         noise = torch.randn(len(shift), *mean.shape[1:], generator=generator, device=level.device, dtype=level.dtype)
-        return mean + torch.einsum("slpbim,slm->slpbi", slope, shift) + torch.einsum("slpbij,slpbj->slpbi", root, noise)
+        told = torch.einsum("slpbim,slm->slpbi", slope, shift)
+        rest = torch.einsum("slpbij,slpbj->slpbi", root, noise)
+        drawn: Tensor = mean + told + rest
+        return drawn
 
 
 class _Past(NamedTuple):

@@ -146,3 +146,16 @@ def test_draws_of_different_patients_share_v_and_versions_do_not_change_the_law(
     for l in range(toys.L):
         found = torch.cov(sums[:, l].T)[0, 1]
         assert found == pytest.approx(float(posterior_share[l, 0, 0].sum()), rel=0.15)
+
+
+def test_a_history_unlike_the_training_rows_still_has_a_law():
+    """A training patient's visits may be completed otherwise than in training, or be others."""
+    t = toys.toy(visits=(3, 1, 4, 2))
+    posterior, x = absorb(t), toys.toy(visits=(4,), seed=3).x
+    group = torch.zeros(4, dtype=torch.long)
+    history = History(x, torch.zeros(4, toys.L).double(), torch.full((4, toys.L), 9.0).double(), group, group[:1] == 0)
+    for lines, _ in (
+        component_lines(t.kernel, t.inducing, posterior, t.noise, x, group, history),
+        joint_lines(t.kernel, t.inducing, posterior, t.noise, (x, x + 1.0), group, history),
+    ):
+        assert (torch.linalg.eigvalsh(lines.covariance) > -1e-10).all()

@@ -21,7 +21,7 @@ from lacova.batches import Blocks, blocks
 from lacova.gp.bounds import own_whitener, project
 from lacova.gp.kernels import AdditiveKernel
 from lacova.gp.predict import History, LatentPosterior
-from lacova.linalg import JITTER, cholesky, identity
+from lacova.linalg import JITTER, cholesky, identity, solve_lower
 
 
 class Lines(NamedTuple):
@@ -136,23 +136,30 @@ def _past(
 def _lines(posterior: LatentPosterior, prior: Tensor, a: Tensor, past: _Past | None, cross: Tensor | None) -> Lines:
     """From K_ij (L×V×B×m×m), a (L×V×B×m×M) and K^(R)_ih (L×V×B×m×h) of the lines.
 
-    A patient of the training rows is in the posterior of v already: Cov[v, z_h] = H t W with t = a_h Σ̂_h⁻¹, and so
-    E[z_h | v] = μ + W tᵀ (H⁻¹ + G)⁻¹ H⁻¹ (v − m), Cov[z_h | v] = W − W tᵀ (H⁻¹ + G)⁻¹ t W.
+    A patient of the training rows is in the posterior of v already: Cov[v, z_h] = H t W with t = a_h Σ̂_h⁻¹. With
+    T Tᵀ = H⁻¹ + G and u = T⁻¹ t √W,
+
+        E[z_h | v] = μ + √W uᵀ T⁻¹ H⁻¹ (v − m),   Cov[z_h | v] = √W (I − uᵀu) √W.
+
+    In training, gaps of these visits were integrated over; at one completion of them uᵀu may exceed I. It is scaled
+    down then, so that there is such a law.
     """
     covariance, slope, mean = prior - a @ a.mT, a, a.new_zeros(())
     extra: Tensor | float = 0.0
     if past is not None and cross is not None:
         whitener, ah = past.whitener[:, :, None], past.a[:, :, None]
         gain = cross @ whitener.mT @ whitener  # B
-        noisy = gain * past.var[:, :, None, None, :]
-        covariance = covariance - gain @ cross.mT + noisy @ gain.mT
+        noisy = gain * past.var.sqrt()[:, :, None, None, :]  # B √W
         slope = slope - gain @ ah
         mean = (gain @ past.mean[:, :, None, :, None])[..., 0]
-        told = noisy @ (whitener.mT @ (whitener @ ah)) * past.trained[:, None, None, None]  # B W tᵀ
-        answer = torch.cholesky_solve(told.flatten(1, 3).mT, _total_factor(posterior)).mT.reshape(told.shape)
-        covariance = covariance - answer @ told.mT
-        factor = posterior.q.precision_factor[:, None, None]
-        extra = answer @ factor @ factor.mT
+        factor, total = posterior.q.precision_factor, _total_factor(posterior)
+        t = past.whitener.mT @ (past.whitener @ past.a)  # L×V×h×M
+        u = solve_lower(total, t.flatten(1, 2).mT).mT.reshape(t.shape) * past.var.sqrt()[..., None]
+        size = torch.linalg.matrix_norm(u @ u.mT).clamp_min(1.0)
+        u = u * (past.trained / size.sqrt())[..., None, None]
+        told = noisy @ u[:, :, None]
+        covariance = covariance - gain @ cross.mT + noisy @ noisy.mT - told @ told.mT
+        extra = told @ solve_lower(total, factor @ factor.mT)[:, None, None]
     mean = mean + torch.einsum("lvbim,lm->lvbi", slope, posterior.q.mean)
     return Lines(mean, slope + extra, covariance)
 

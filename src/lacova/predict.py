@@ -57,7 +57,9 @@ def chunks(
 class _Question(NamedTuple):
     """What is asked about some patients: their rows, which of these are new, completed covariates, and the past.
 
-    `group` (draws·n) numbers the patients of the new rows through all draws.
+    There is one version of the covariates (versions×n×Q) per draw, or a single one if they have no gaps, and a past for
+    each. `group` (versions·new) numbers the patients of the new rows through all versions; `times` is how many draws
+    there are of each version.
     """
 
     rows: Tensor
@@ -66,6 +68,7 @@ class _Question(NamedTuple):
     x: Tensor
     group: Tensor
     history: History | None
+    times: int
 
 
 @torch.no_grad()
@@ -90,7 +93,7 @@ def predictive_draws(
         alone: give every row, or patient, the same noise whatever others the table holds.
     """
     for q in _questions(vae, table, new, draws, generator, trained, alone):
-        z = vae.prior.sample(q.x[:, q.asked].flatten(0, 1), q.group, generator, q.history)
+        z = vae.prior.sample(q.x[:, q.asked].flatten(0, 1), q.group, generator, q.history, q.times)
         past = _past_latents(vae, q, generator)
         yield _answer(vae, q, q.x, z, past, generator)
 
@@ -115,13 +118,13 @@ def paired_draws(
 
     The other arguments are those of `predictive_draws`.
     """
-    shift = vae.prior.draw_shared(draws, generator)
+    shared = vae.prior.draw_shared(draws, generator)
     for q in _questions(vae, table, new, draws, generator, trained):
         other = q.x.clone()
         for column, value in setting.items():
             other[:, q.asked, column] = value
         as_is, changed = (x[:, q.asked].flatten(0, 1) for x in (q.x, other))
-        both = vae.prior.sample_both(as_is, changed, q.group, draws, generator, shift, q.history)
+        both = vae.prior.sample_both(as_is, changed, q.group, generator, shared, q.history, q.times)
         past, state = _past_latents(vae, q, generator), generator.get_state()
         here = _answer(vae, q, q.x, both[0], past, generator)
         generator.set_state(state)
@@ -143,12 +146,14 @@ def _questions(
         asked = new[rows].to(batch.y.device)
         batch = replace(batch, y_mask=batch.y_mask & ~asked[:, None])
         x = vae.draw_covariates(batch, draws, generator)
+        times = draws if batch.x_mask.all() else 1
+        x = x[: draws // times]
         history = None
         if vae.prior.couples_rows and table.patient is not None and not asked.all():
             seen_before = known[table.patient[rows]].to(x.device)[batch.owner.unique()]
             history = history_of(vae, batch, x, ~asked, seen_before)
-        group = torch.arange(draws, device=x.device)[:, None] * batch.patients + batch.patient[asked]
-        yield _Question(rows, batch, asked, x, group.flatten(), history)
+        group = torch.arange(len(x), device=x.device)[:, None] * batch.patients + batch.patient[asked]
+        yield _Question(rows, batch, asked, x, group.flatten(), history, times)
 
 
 def _past_latents(vae: ConditionalVAE, q: _Question, generator: torch.Generator) -> Tensor | None:
@@ -156,14 +161,15 @@ def _past_latents(vae: ConditionalVAE, q: _Question, generator: torch.Generator)
     if vae.intercepts is None:
         return None
     mean, var = (part[~q.asked] for part in vae.encode(q.batch))
-    return mean + var.sqrt() * _normal(mean.expand(len(q.x), *mean.shape), generator)
+    return mean + var.sqrt() * _normal(mean.expand(len(q.x) * q.times, *mean.shape), generator)
 
 
 def _answer(
     vae: ConditionalVAE, q: _Question, x: Tensor, z: Tensor, past: Tensor | None, generator: torch.Generator
 ) -> Draws:
-    """Draws of y of the new rows, at covariates x (draws×n×Q) and z (draws·new×L)."""
-    draws, asked = len(x), q.asked
+    """Draws of y of the new rows, at covariates x (versions×n×Q) and z (draws·new×L)."""
+    draws, asked = len(x) * q.times, q.asked
+    x = x.expand(draws, -1, -1)
     latent = x.new_empty(draws, len(q.batch), vae.latent_dim)
     latent[:, asked] = z.unflatten(0, (draws, -1))
     told = asked

@@ -73,28 +73,26 @@ class LatentPrior(nn.Module, ABC):
     def predict(self, x: Tensor, group: Tensor, history: History | None = None) -> tuple[Tensor, Tensor]:
         """Mean and variance (K×L each) of z at completed covariates x (K×Q); `group` numbers the patients."""
 
-    def sample(self, x: Tensor, group: Tensor, generator: torch.Generator, history: History | None = None) -> Tensor:
-        """Draws of z (K×L), joint within a group where the prior couples rows."""
-        mean, var = self.predict(x, group, history)
+    def sample(
+        self, x: Tensor, group: Tensor, generator: torch.Generator, history: History | None = None, times: int = 1
+    ) -> Tensor:
+        """Draws of z (times·K×L), joint within a group where the prior couples rows; all rows once, then again."""
+        mean, var = (part.repeat(times, 1) for part in self.predict(x, group, history))
         return mean + var.sqrt() * torch.randn(mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
 
     def sample_both(
-        self, x: Tensor, other: Tensor, group: Tensor, draws: int, generator: torch.Generator,
-        shift: Tensor | None = None, history: History | None = None,
+        self, x: Tensor, other: Tensor, group: Tensor, generator: torch.Generator, shared: Tensor | None,
+        history: History | None = None, times: int = 1,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Draws of z (K×L each) at x and at other covariates of the same rows, with the same noise.
+        """Draws of z (times·K×L each) at x and at other covariates of the same rows, with the same noise.
 
-        Args:
-            x, other: draw by draw (K = draws·N rows).
-            group: patients, numbered through all draws.
-            draws: how many.
-            generator: source of noise.
-            shift: from `draw_shared`, for draws of several batches to have in common what all rows share.
-            history: as in `sample`.
+        `shared` comes from `draw_shared`: what draws of several batches have in common. The other arguments are those
+        of `sample`.
         """
-        here, there = self.predict(x, group, history), self.predict(other, group, history)
-        noise = torch.randn(here[0].shape, generator=generator, device=x.device, dtype=x.dtype)
-        return here[0] + here[1].sqrt() * noise, there[0] + there[1].sqrt() * noise
+        state = generator.get_state()
+        z = self.sample(x, group, generator, history, times)
+        generator.set_state(state)
+        return z, self.sample(other, group, generator, history, times)
 
     def draw_shared(self, draws: int, generator: torch.Generator) -> Tensor | None:
         """Draws of what is uncertain of z and common to all rows; None if there is nothing."""
@@ -283,30 +281,34 @@ class GPPrior(LatentPrior):
         var = covariance.diagonal(dim1=-2, dim2=-1)
         return mean[:, filled].mT.to(x.dtype), var[:, filled].mT.to(x.dtype)
 
-    def sample(self, x: Tensor, group: Tensor, generator: torch.Generator, history: History | None = None) -> Tensor:
+    def sample(
+        self, x: Tensor, group: Tensor, generator: torch.Generator, history: History | None = None, times: int = 1
+    ) -> Tensor:
         rows = torch.arange(len(x), device=x.device)
         mean, covariance, filled = self._blocks(x, group if self.couples_rows else rows, history)
-        noise = torch.randn(mean.shape, generator=generator, device=x.device, dtype=mean.dtype)
-        z = mean + (cholesky(covariance) @ noise[..., None])[..., 0]
-        return z[:, filled].mT.to(x.dtype)
+        latent, count, size = mean.shape
+        noise = torch.randn(latent, times, count, size, generator=generator, device=x.device, dtype=mean.dtype)
+        z = mean[..., None] + cholesky(covariance) @ noise.permute(0, 2, 3, 1)  # L×V×n×times
+        return z[:, filled].permute(2, 1, 0).flatten(0, 1).to(x.dtype)
 
     def sample_both(
-        self, x: Tensor, other: Tensor, group: Tensor, draws: int, generator: torch.Generator,
-        shift: Tensor | None = None, history: History | None = None,
+        self, x: Tensor, other: Tensor, group: Tensor, generator: torch.Generator, shared: Tensor | None,
+        history: History | None = None, times: int = 1,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        shift = self.draw_shared(draws, generator) if shift is None else shift
+        shift = self.draw_shared(times, generator) if shared is None else shared
+        versions = len(shift) // times
         at = x.to(self.dtype), other.to(self.dtype)
         lines, pad = joint_lines(
             self.kernel, self.inducing.inputs, self._posterior, self.noise, at, group, self._past(history)
         )
-        f = lines.sample(shift, draws, self._level, generator)[:, :, :, 0]  # draws×L×P×2n
-        here, there = (part[:, :, pad.filled.unflatten(0, (draws, -1))[0]] for part in f.chunk(2, dim=-1))
+        f = lines.sample(shift, versions, self._level, generator)[:, :, :, 0]  # draws×L×P×2n
+        here, there = (part[:, :, pad.filled.unflatten(0, (versions, -1))[0]] for part in f.chunk(2, dim=-1))
         visit = torch.randn(here.shape, generator=generator, device=x.device, dtype=self.dtype)
         here, there = (
             (part + self.noise.sqrt()[:, None] * visit).transpose(1, 2).flatten(0, 1).to(x.dtype)
             for part in (here, there)
         )
-        return here, torch.where((x == other).all(1, keepdim=True), here, there)
+        return here, torch.where((x == other).all(1, keepdim=True).repeat(times, 1), here, there)
 
     def draw_shared(self, draws: int, generator: torch.Generator) -> Tensor:
         """Draws of v − m (draws×L×M)."""

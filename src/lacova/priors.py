@@ -295,13 +295,13 @@ class GPPrior(LatentPrior):
         self, x: Tensor, other: Tensor, group: Tensor, generator: torch.Generator, shared: Tensor | None,
         history: History | None = None, times: int = 1,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        shift = self.draw_shared(times, generator) if shared is None else shared
-        versions = len(shift) // times
+        assert shared is not None
+        versions = len(shared) // times
         at = x.to(self.dtype), other.to(self.dtype)
         lines, pad = joint_lines(
             self.kernel, self.inducing.inputs, self._posterior, self.noise, at, group, self._past(history)
         )
-        f = lines.sample(shift, versions, self._level, generator)[:, :, :, 0]  # draws×L×P×2n
+        f = lines.sample(shared, versions, self._level, generator)[:, :, :, 0]  # draws×L×P×2n
         here, there = (part[:, :, pad.filled.unflatten(0, (versions, -1))[0]] for part in f.chunk(2, dim=-1))
         visit = torch.randn(here.shape, generator=generator, device=x.device, dtype=self.dtype)
         here, there = (

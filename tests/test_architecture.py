@@ -55,6 +55,7 @@ ORDER = [
     "gp.bounds",
     "gp.uncertain",
     "gp.predict",
+    "gp.components",
     "priors",
     "vae",
     "objective",
@@ -73,10 +74,15 @@ ORDER = [
     "metrics",
     "score",
     "frames",
+    "longform",
+    "effects",
+    "whatif",
+    "filtering",
     "snapshot",
     "models",
     "storage",
     "pooling",
+    "sensitivity",
     "",  # lacova itself
     "sklearn",
     "datasets*",  # may import from one another

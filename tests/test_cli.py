@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pandas as pd
@@ -113,6 +114,67 @@ def test_predictions_stand_beside_their_covariates(home, tmp_path, capsys):
     assert list(drawn.columns) == ["draw", "id", "day", "sex", "site", "alt", "ast"]
     assert drawn["draw"].tolist() == [0, 0, 1, 1]
     assert drawn["id"].tolist() == ["p00", "new"] * 2
+
+
+def test_effects_and_what_if(home, tmp_path, capsys):
+    model = lacova.load(home / "run" / "model.lacova")
+    words = ("effects", home / "run", home / "data.csv", "--draws", 5)
+    assert shell(*words, "--out", tmp_path / "e.csv") == 0
+    text = capsys.readouterr()
+    assert f"written to {tmp_path / 'e.csv'}" in text.err
+    want = model.effects(visits(), draws=5)
+    assert read_table(tmp_path / "e.csv")["mean"].to_numpy() == pytest.approx(want.rows["mean"].to_numpy(), rel=1e-9)
+    assert text.out.split("\n")[1].split() == ["alt", *(f"{share:.3f}" for share in want.shares["alt"])]
+    assert shell(*words, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["noise"]["alt"] == pytest.approx(want.shares["alt"].iloc[-1])
+    new = pd.DataFrame({"id": ["p00", "new"], "day": [200.0, 10.0], "sex": ["m", "f"]})
+    write_table(new, tmp_path / "x.csv")
+    words = ("whatif", home / "run", tmp_path / "x.csv", "--history", home / "data.csv", "--draws", 5)
+    assert shell(*words, "--set", "sex=f", "--set", "day=10", "--out", tmp_path / "w.csv", "--json", "--quiet") == 0
+    text = capsys.readouterr()
+    assert text.err == ""
+    want = model.what_if(new, {"sex": "f", "day": 10.0}, visits(), draws=5)
+    average = want.average.set_index("measurement")
+    assert json.loads(text.out)["alt"]["difference"] == pytest.approx(average.loc["alt", "difference"])
+    rows = read_table(tmp_path / "w.csv").set_index(["id", "measurement"])
+    assert rows.loc[("new", "ast"), "difference"] == 0.0
+    assert rows["difference"].to_numpy() == pytest.approx(want.rows["difference"].to_numpy(), rel=1e-9)
+    assert shell(*words, "--set", "sex=f") == 0
+    assert "what setting sex=f changes of them" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("whatif", "run", "data.csv", "--set", "sex=x"), "column 'sex' holds 'x', never seen in training"),
+        (("whatif", "run", "data.csv", "--set", "sexx=f"), "Did you mean 'sex'?"),
+        (("whatif", "run", "data.csv", "--set", "day=soon"), "column 'day' must be numeric, but holds 'soon'"),
+        (("whatif", "run", "data.csv", "--set", "sex"), "--set is 'sex'; expected COVARIATE=VALUE"),
+        (("whatif", "run", "run", "--set", "sex=f"), "run is a folder or a large file"),
+        (("effects", "run", "data.csv", "--interval", 2), "interval must lie between 0 and 1"),
+        (("effects", "run", "data.csv", "--out", "e.doc"), "e.doc"),
+        (("effects", "plain", "data.csv"), "effects are those of a GP prior, but plain holds a CVAE"),
+    ],
+)  # fmt: skip
+def test_questions_about_effects_that_have_no_answer(home, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(home)
+    fit = ("fit", "data.csv", "--schema", "s.toml", "--model", "cvae", "--out", "plain", *QUICK, "--quiet", "--force")
+    assert "plain" not in words or shell(*fit) == 0
+    assert shell(*words) == 1
+    text = capsys.readouterr()
+    assert message in text.err
+    assert text.out == ""
+    assert text.err.count("\n") == 1
+
+
+def test_values_are_read_as_the_column_holds_them():
+    from lacova.whatif import from_text
+
+    levels = {"grade": (1.0, 2.0), "code": ("1", "a"), "sick": (False, True)}
+    codec = types.SimpleNamespace(levels=levels)
+    assert [from_text(codec, name, text) for name, text in
+            (("grade", "2"), ("code", "1"), ("sick", "True"), ("day", "3"), ("day", "x"), ("grade", "9"))] == [
+        2.0, "1", True, 3.0, "x", "9"]  # fmt: skip
 
 
 def test_scores_and_descriptions_for_people_and_programs(home, capsys):

@@ -26,6 +26,7 @@ import lacova.datasets.truth
 import lacova.models
 import lacova.pooling
 import lacova.schema
+import lacova.sensitivity
 import lacova.sklearn
 from lacova.cli import main
 from lacova.schema import Schema
@@ -153,6 +154,7 @@ def test_the_shell_of_the_page_on_scaling(block, tmp_path):
         lacova.schema,
         lacova.models,
         lacova.pooling,
+        lacova.sensitivity,
         lacova.sklearn,
         lacova.datasets.digits,
         lacova.datasets.health,

@@ -110,5 +110,8 @@ def test_a_small_table_is_scored_in_little_memory():
     sample = model._vae.prior.sample
     model._vae.prior.sample = lambda x, *rest: sizes.append(len(x)) or sample(x, *rest)
     model.score(frame, draws=500)
+    assert sum(sizes) == 200  # covariates without gaps are the same in all draws
+    sizes.clear()
+    model.score(frame.assign(day=frame["day"].mask(frame.index % 4 == 0)), draws=500)
     assert sum(sizes) == 500 * 200
     assert max(sizes) * 4 * 40 <= lacova.predict.CHUNK

@@ -7,10 +7,11 @@ from lacova.networks import Conv, Dense
 from lacova.options import FitOptions, TrainingError
 from lacova.pooling import pool
 from lacova.schema import DataError, Schema, SchemaError
+from lacova.sensitivity import shift_imputed
 from lacova.storage import load
 from lacova.version import __version__
 
 __all__ = [
     "CVAE", "Conv", "DataError", "Dense", "FitOptions", "FormulaError", "GPPriorVAE", "NotFittedError", "Schema",
-    "SchemaError", "StorageError", "TrainingError", "__version__", "load", "pool",
+    "SchemaError", "StorageError", "TrainingError", "__version__", "load", "pool", "shift_imputed",
 ]  # fmt: skip

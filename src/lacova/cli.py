@@ -352,6 +352,75 @@ def predict(
 
 @app.command()
 @_sentences
+def effects(
+    run: Run,
+    data: Data,
+    out: Out = None,
+    draws: Annotated[int, typer.Option(help="draws of each row")] = 100,
+    interval: Annotated[float, typer.Option(help="central interval of each effect")] = 0.9,
+    seed: Seed = 0,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say which part of the prior explains which measurement; with --out, also its effect at every row."""
+    from lacova.models import GPPriorVAE
+
+    model, table = _prepare_whole(run, data, out, device)
+    if not isinstance(model, GPPriorVAE):
+        raise ValueError(f"effects are those of a GP prior, but {run} holds a {type(model).__name__}; fit --model gp.")
+    found = model.effects(table, draws=draws, interval=interval, seed=seed)
+    if out is not None:
+        _deliver(found.rows, out, quiet)
+    shares = found.shares.set_index("component")
+    if as_json:
+        _print_json({str(name): _finite(row.to_dict()) for name, row in shares.iterrows()})
+        return
+    typer.echo(shares.T.to_string(float_format=lambda share: f"{share:.3f}"))
+    typer.echo("\nshare of each measurement's variance.")
+
+
+@app.command()
+@_sentences
+def whatif(
+    run: Run,
+    data: Data,
+    changes: Annotated[
+        list[str], typer.Option("--set", help="COVARIATE=VALUE, the same for all rows; repeat", show_default=False)
+    ],
+    history: Annotated[
+        Path | None, typer.Option(help="earlier visits of the same instances, with measurements")
+    ] = None,
+    out: Out = None,
+    draws: Annotated[int, typer.Option(help="draws of each row")] = 400,
+    interval: Annotated[float, typer.Option(help="central interval, such as 0.9")] = 0.9,
+    seed: Seed = 0,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Predict with some covariates set to other values, beside the prediction as things are."""
+    from lacova.files import read_table
+
+    model, table = _prepare_whole(run, data, out, device)
+    strange = [text for text in changes if "=" not in text]
+    if strange:
+        raise ValueError(f"--set is {strange[0]!r}; expected COVARIATE=VALUE, such as --set arm=b.")
+    setting = {name: model.read_value(name, text) for name, _, text in (each.partition("=") for each in changes)}
+    past = None if history is None else read_table(history)
+    found = model.what_if(table, setting, past, draws=draws, interval=interval, seed=seed)
+    if out is not None:
+        _deliver(found.rows, out, quiet)
+    average = found.average.set_index("measurement")
+    if as_json:
+        _print_json({str(name): _finite(row.to_dict()) for name, row in average.iterrows()})
+        return
+    typer.echo(average.rename_axis(None).to_string(float_format=_short))
+    typer.echo("\nmeans over all rows, and what setting " + ", ".join(changes) + " changes of them.")
+
+
+@app.command()
+@_sentences
 def score(
     run: Run,
     data: Data,
@@ -548,6 +617,16 @@ def _prepare(run: Path, data: Path, out: Path | None, device: str, stream: bool)
     if out is not None:
         check_output(out)
     return _load(run, device), _table(data, stream)
+
+
+def _prepare_whole(run: Path, data: Path, out: Path | None, device: str) -> tuple[Model, pd.DataFrame]:
+    """The same for commands that cannot read bit by bit."""
+    model, table = _prepare(run, data, out, device, False)
+    if isinstance(table, Path):
+        raise ValueError(
+            f"{data} is a folder or a large file; this command reads tables whole: give it a part of the rows."
+        )
+    return model, table
 
 
 def _table(data: Path, stream: bool) -> pd.DataFrame | Path:

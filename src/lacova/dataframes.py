@@ -56,6 +56,12 @@ class Origin(Generic[Frame]):
         """A table of results in the caller's library."""
         return cast(Frame, frame if self.native is None else self._convert(frame).to_native())
 
+    def replace(self, columns: pd.DataFrame) -> Frame:
+        """The caller's table with some columns replaced."""
+        if self.native is None:
+            return cast(Frame, self.frame.assign(**{str(name): columns[name] for name in columns}))
+        return cast(Frame, self.native.with_columns(*self._convert(columns).iter_columns()).to_native())
+
     def series(self, values: pd.Series[Any]) -> Any:
         """A column of results in the caller's library."""
         return values if self.native is None else self._convert(values.to_frame())[str(values.name)].to_native()

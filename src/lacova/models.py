@@ -30,8 +30,10 @@ from lacova.covariates.prior import CovariatePrior, FactorisedPrior, JointPrior
 from lacova.covariates.recall import hidden_share
 from lacova.dataframes import Frame, to_pandas
 from lacova.distributed import ALONE, Team, launch
+from lacova.effects import Effects, measure
 from lacova.errors import about
 from lacova.families import NOISE_FLOOR
+from lacova.filtering import followed, visit_numbers
 from lacova.fit import Outcome, fit
 from lacova.frames import completed, completed_draws, predicted, predicted_draws, summarise
 from lacova.gp.factors import check_passed
@@ -47,7 +49,7 @@ from lacova.networks import Conv, Dense, resolve
 from lacova.objective import elbo, log_likelihood
 from lacova.options import FitOptions
 from lacova.parquet import Layout, Source, is_stream, open_source, writing
-from lacova.predict import Draws, chunks, predictive_draws
+from lacova.predict import Draws, chunks, paired_draws, predictive_draws
 from lacova.priors import ConditionalNormal, GPPrior, LatentPrior, StandardNormal
 from lacova.rows import Rows, TableRows
 from lacova.schema import DataError, Schema
@@ -57,6 +59,7 @@ from lacova.stream import StreamRows
 from lacova.survey import lay_out, survey
 from lacova.table import Codec, Table
 from lacova.vae import ConditionalVAE
+from lacova.whatif import WhatIf, compare, encode_setting, from_text
 
 Covariates = Literal["joint", "factorised", "paper", "mean", "knn", "iterative", "zero", "oracle"]
 MEAN_DRAWS = 100
@@ -439,6 +442,74 @@ class Model(ABC):
         parts = self._predict_draws(frame, history, draws, seed, alone)
         return origin.table(predicted_draws(frame.index, codec, parts, draws))
 
+    def what_if(
+        self, data: Frame, changes: Mapping[str, Any], history: Any = None, *, draws: int = INTERVAL_DRAWS,
+        interval: float = 0.9, seed: int = 0,
+    ) -> WhatIf[Frame]:  # fmt: skip
+        """Predict Y with some covariates set to other values, beside the prediction as things are.
+
+        Both predictions have their random numbers in common, so that the difference is free of noise. What else is
+        unknown stays as it is: a gap in another covariate is drawn as if nothing had been set. Whether the difference
+        is an effect of setting the covariate is a question to the study, not to the model; see docs/effects.md.
+
+        Args:
+            data: rows of covariates, as in `predict`; any measurements are not looked at.
+            changes: the value, in its own units or as a level, of each covariate to set, such as `{"arm": "b"}`. It is
+                set in the rows of `data`; the history is as it was.
+            history: earlier visits, as in `predict`.
+            draws: how many.
+            interval: the central interval, such as 0.9.
+            seed: of the draws.
+
+        Returns:
+            two tables of the same library as `data`: `rows`, with a line per row and measurement, and `average`, with a
+            line per measurement, over all rows.
+        """
+        codec, vae = self._fitted()
+        level = _sure_level(interval)
+        frame, origin = to_pandas(_whole(data, "what_if"), self._given)
+        table, marked = self._with_history(frame, history)
+        setting = encode_setting(codec, frame, changes)
+        pairs = paired_draws(vae, table, marked, setting, _count(draws), self._noise(seed), self._trained)
+        found = compare(codec, frame, pairs, level)
+        return WhatIf(origin.table(found.rows), origin.table(found.average))
+
+    def read_value(self, covariate: str, text: str) -> Any:
+        """A value of a covariate as somebody typed it, for `what_if`: the level that reads like that, or a number."""
+        return from_text(self._fitted()[0], covariate, text)
+
+    def filter(
+        self, data: Frame, *, draws: int = INTERVAL_DRAWS, interval: float = 0.9, seed: int = 0, alone: bool = False
+    ) -> Frame:
+        """Predict each visit's measurements from all earlier visits of the same patient, without fitting again.
+
+        The first visits of all patients are predicted together, from their covariates alone, then the second ones,
+        given the first, and so on. Visits are in the order of the time column, or of the rows if there is none.
+
+        Args:
+            data: rows with covariates and measurements.
+            draws: how many.
+            interval: the central interval, such as 0.9.
+            seed: of the draws.
+            alone: as in `predict`.
+
+        Returns:
+            one line per row and measurement: what was `observed`, the `mean`, `lower` and `upper` of its prediction,
+            and whether it lay `inside`.
+        """
+        codec, _ = self._fitted()
+        level = _sure_level(interval)
+        frame, origin = to_pandas(_whole(data, "filter"), self.schema.columns)
+        codec.require(frame)
+        number = visit_numbers(frame, self.schema)
+        found = []
+        for k in range(number.max() + 1):
+            now, before = frame[number == k], frame[number < k]
+            parts = self._predict_draws(now, before if k else None, _count(draws), seed, alone)
+            places: pd.Index[Any] = pd.Index(np.flatnonzero(number == k))
+            found.append(predicted(places, codec, summarise(parts, len(now), codec, level)))
+        return origin.table(followed(frame, self.schema, pd.concat(found).sort_index()))
+
     def _write(
         self, data: Any, out: str | os.PathLike[str] | None, seed: int, alone: bool, answer: Callable[..., pa.Table],
         beside: bool = True, measurements: bool = True,
@@ -473,7 +544,12 @@ class Model(ABC):
         return [name for name in self.schema.columns if name not in self.schema.measurements]
 
     def _predict_draws(self, x: pd.DataFrame, history: Any, draws: int, seed: int, alone: bool) -> Iterable[Draws]:
-        codec, vae = self._fitted()
+        table, marked = self._with_history(x, history)
+        return predictive_draws(self._fitted()[1], table, marked, draws, self._noise(seed), self._trained, alone)
+
+    def _with_history(self, x: pd.DataFrame, history: Any) -> tuple[Table, Tensor]:
+        """Rows to predict and, behind them, what is known of their instances; which rows are to be predicted."""
+        codec, _ = self._fitted()
         table, new = self._encode(x, measurements=False), len(x)
         if history is not None:
             if self.schema.instance is None:
@@ -490,8 +566,7 @@ class Model(ABC):
                 )
                 with about("the rows to predict and their history together"):
                     table = self._encode(both)
-        marked = torch.arange(len(table)) < new
-        return predictive_draws(vae, table, marked, draws, self._noise(seed), self._trained, alone)
+        return table, torch.arange(len(table)) < new
 
     def log_likelihood(
         self, data: Any, *, draws: int = MEAN_DRAWS, seed: int = 0, out: str | os.PathLike[str] | None = None
@@ -750,6 +825,31 @@ class GPPriorVAE(Model):
         """The prior as a formula."""
         return " + ".join(component.formula(self.schema) for component in self.components)
 
+    def effects(self, data: Frame, *, draws: int = MEAN_DRAWS, interval: float = 0.9, seed: int = 0) -> Effects[Frame]:
+        """What each component of the prior does to each measurement, row by row, and its share of the variance.
+
+        The effect of a component is what the mean of a measurement loses when the component's part of z is taken away.
+        Components that belong to a patient, and the patient's level, are those of the patients in `data`, given all
+        their measurements there. See docs/effects.md.
+
+        Args:
+            data: rows with covariates and measurements, gaps allowed in both; or covariates alone, such as a grid.
+            draws: of x_u, of the components and of the patients' levels.
+            interval: the central interval, such as 0.9.
+            seed: of the draws.
+
+        Returns:
+            two tables of the same library as `data`: `rows`, one line per row, component and measurement, and `shares`,
+            one line per component and a column per measurement.
+        """
+        codec, vae = self._fitted()
+        level = _sure_level(interval)
+        frame, origin = to_pandas(_whole(data, "effects"), self.schema.columns)
+        table = self._encode(frame, measurements=any(name in frame for name in self.schema.measurements))
+        names = tuple(component.formula(self.schema) for component in self.components)
+        found = measure(vae, codec, frame, table, names, _count(draws), level, self._noise(seed), self._trained)
+        return Effects(origin.table(found.rows), origin.table(found.shares))
+
     def _described(self) -> dict[str, str]:
         return {"prior of z": self.formula, "inducing inputs": str(self.inducing), "expectations": self.expectation}
 
@@ -793,8 +893,18 @@ def _in_memory(history: Any) -> Any:
     return history
 
 
+def _whole(data: Frame, method: str) -> Frame:
+    if is_stream(data):
+        raise ValueError(f"{method} takes a table in memory, such as a DataFrame, but got {data!r}; read it first.")
+    return data
+
+
 def _level(interval: float | None) -> float | None:
-    if interval is not None and not 0.0 < interval < 1.0:
+    return None if interval is None else _sure_level(interval)
+
+
+def _sure_level(interval: float) -> float:
+    if interval is None or not 0.0 < interval < 1.0:
         raise ValueError(f"interval must lie between 0 and 1, such as 0.9; got {interval!r}.")
     return interval
 

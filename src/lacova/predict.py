@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -58,6 +58,23 @@ def chunks(
         yield rows, batch
 
 
+class _Question(NamedTuple):
+    """What is asked about some patients: their rows, which of these are new, completed covariates, and the past.
+
+    There is one version of the covariates (versions×n×Q) per draw, or a single one if they have no gaps, and a past for
+    each. `group` (versions·new) numbers the patients of the new rows through all versions; `times` is how many draws
+    there are of each version.
+    """
+
+    rows: Tensor
+    batch: Batch
+    asked: Tensor
+    x: Tensor
+    group: Tensor
+    history: History | None
+    times: int
+
+
 @torch.no_grad()
 def predictive_draws(
     vae: ConditionalVAE,
@@ -79,6 +96,49 @@ def predictive_draws(
         trained: instance labels whose history is in the GP's posterior already.
         alone: give every row, or patient, the same noise whatever others the table holds.
     """
+    for q in _questions(vae, table, new, draws, generator, trained, alone):
+        z = vae.prior.sample(q.x[:, q.asked].flatten(0, 1), q.group, generator, q.history, q.times)
+        past = _past_latents(vae, q, generator)
+        yield _answer(vae, q, q.x, z, past, generator)
+
+
+@torch.no_grad()
+def paired_draws(
+    vae: ConditionalVAE,
+    table: Table,
+    new: Tensor,
+    setting: Mapping[int, float],
+    draws: int,
+    generator: torch.Generator,
+    trained: Container[Any] = (),
+) -> Iterator[tuple[Draws, Draws]]:
+    """`predictive_draws` as things are, and with some covariates of the new rows set to given values.
+
+    The two have everything random in common: gaps in other covariates, z of the past, what is uncertain of the prior,
+    and noise. The past is as it was.
+
+    Args:
+        setting: encoded value by column of x.
+
+    The other arguments are those of `predictive_draws`.
+    """
+    shared = vae.prior.draw_shared(draws, generator)
+    for q in _questions(vae, table, new, draws, generator, trained):
+        other = q.x.clone()
+        for column, value in setting.items():
+            other[:, q.asked, column] = value
+        as_is, changed = (x[:, q.asked].flatten(0, 1) for x in (q.x, other))
+        both = vae.prior.sample_both(as_is, changed, q.group, generator, shared, q.history, q.times)
+        past, state = _past_latents(vae, q, generator), generator.get_state()
+        here = _answer(vae, q, q.x, both[0], past, generator)
+        generator.set_state(state)
+        yield here, _answer(vae, q, other, both[1], past, generator)
+
+
+def _questions(
+    vae: ConditionalVAE, table: Table, new: Tensor, draws: int, generator: torch.Generator,
+    trained: Container[Any], alone: bool = False,
+) -> Iterator[_Question]:  # fmt: skip
     known = torch.as_tensor(among(table.labels, trained))
     for rows, batch in chunks(table, draws, generator if alone else None, vae.prior.width):
         concerned = torch.zeros(batch.patients, dtype=torch.bool)
@@ -90,24 +150,14 @@ def predictive_draws(
         asked = new[rows].to(batch.y.device)
         batch = replace(batch, y_mask=batch.y_mask & ~asked[:, None])
         x = vae.draw_covariates(batch, draws, generator)
+        times = draws if batch.x_mask.all() else 1
+        x = x[: draws // times]
         history = None
         if vae.prior.couples_rows and table.patient is not None and not asked.all():
             seen_before = known[table.patient[rows]].to(x.device)[batch.owner.unique()]
-            history = _history(vae, batch, x, ~asked, seen_before)
-        group = torch.arange(draws, device=x.device)[:, None] * batch.patients + batch.patient[asked]
-        z = x.new_empty(draws, len(batch), vae.latent_dim)
-        z[:, asked] = vae.prior.sample(x[:, asked].flatten(0, 1), group.flatten(), generator, history).unflatten(
-            0, (draws, -1)
-        )
-        if vae.intercepts is None:
-            told = asked
-        else:  # what the patient's other visits say of its own level
-            told = torch.ones_like(asked)
-            mean, var = (part[~asked] for part in vae.encode(batch))
-            z[:, ~asked] = mean + var.sqrt() * _normal(z[:, ~asked], generator)
-        batch = batch.take(told)
-        location = vae.decode(z[:, told].flatten(0, 1), x[:, told].flatten(0, 1)).unflatten(0, (draws, -1))
-        yield drawn(vae, rows[new[rows]], vae.observe(location, batch, generator), x[:, asked], asked[told])
+            history = history_of(vae, batch, x, ~asked, seen_before)
+        group = torch.arange(len(x), device=x.device)[:, None] * batch.patients + batch.patient[asked]
+        yield _Question(rows, batch, asked, x, group.flatten(), history, times)
 
 
 def drawn(vae: ConditionalVAE, rows: Tensor, seen: Observed, x: Tensor, chosen: Tensor | slice = slice(None)) -> Draws:
@@ -118,7 +168,34 @@ def drawn(vae: ConditionalVAE, rows: Tensor, seen: Observed, x: Tensor, chosen: 
     return Draws(rows, picked.mean, picked.var, picked.y, x, outputs, vae.chances(picked))
 
 
-def _history(vae: ConditionalVAE, batch: Batch, x: Tensor, past: Tensor, trained: Tensor) -> History:
+def _past_latents(vae: ConditionalVAE, q: _Question, generator: torch.Generator) -> Tensor | None:
+    """Draws of z of the past (draws×h×L), if patients have levels of their own, of which they tell."""
+    if vae.intercepts is None:
+        return None
+    mean, var = (part[~q.asked] for part in vae.encode(q.batch))
+    return mean + var.sqrt() * _normal(mean.expand(len(q.x) * q.times, *mean.shape), generator)
+
+
+def _answer(
+    vae: ConditionalVAE, q: _Question, x: Tensor, z: Tensor, past: Tensor | None, generator: torch.Generator
+) -> Draws:
+    """Draws of y of the new rows, at covariates x (versions×n×Q) and z (draws·new×L)."""
+    draws, asked = len(x) * q.times, q.asked
+    x = x.expand(draws, -1, -1)
+    latent = x.new_empty(draws, len(q.batch), vae.latent_dim)
+    latent[:, asked] = z.unflatten(0, (draws, -1))
+    told = asked
+    if past is not None:  # what the patient's other visits say of its own level
+        told = torch.ones_like(asked)
+        latent[:, ~asked] = past
+    batch = q.batch.take(told)
+    location = vae.decode(latent[:, told].flatten(0, 1), x[:, told].flatten(0, 1)).unflatten(0, (draws, -1))
+    seen = vae.observe(location, batch, generator)
+    return drawn(vae, q.rows[asked.to(q.rows.device)], seen, x[:, asked], asked[told])
+
+
+def history_of(vae: ConditionalVAE, batch: Batch, x: Tensor, past: Tensor, trained: Tensor) -> History:
+    """The rows marked `past` (n,) as a history, once for each version of x (versions×n×Q)."""
     draws = len(x)
     mean, var = vae.encode(batch)
     group = torch.arange(draws, device=x.device)[:, None] * batch.patients + batch.patient[past]

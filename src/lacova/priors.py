@@ -17,6 +17,7 @@ from lacova.covariates.expectation import Scenarios
 from lacova.covariates.law import Belief
 from lacova.covariates.space import CovariateSpace
 from lacova.gp.bounds import Bound, own_whitener, patient_bound, project, row_bound
+from lacova.gp.components import component_lines, inducing_shift, joint_lines
 from lacova.gp.inducing import InducingPoints, NaturalStatistics, Whitened
 from lacova.gp.kernels import AdditiveKernel
 from lacova.gp.predict import (
@@ -72,10 +73,30 @@ class LatentPrior(nn.Module, ABC):
     def predict(self, x: Tensor, group: Tensor, history: History | None = None) -> tuple[Tensor, Tensor]:
         """Mean and variance (K×L each) of z at completed covariates x (K×Q); `group` numbers the patients."""
 
-    def sample(self, x: Tensor, group: Tensor, generator: torch.Generator, history: History | None = None) -> Tensor:
-        """Draws of z (K×L), joint within a group where the prior couples rows."""
-        mean, var = self.predict(x, group, history)
+    def sample(
+        self, x: Tensor, group: Tensor, generator: torch.Generator, history: History | None = None, times: int = 1
+    ) -> Tensor:
+        """Draws of z (times·K×L), joint within a group where the prior couples rows; all rows once, then again."""
+        mean, var = (part.repeat(times, 1) for part in self.predict(x, group, history))
         return mean + var.sqrt() * torch.randn(mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
+
+    def sample_both(
+        self, x: Tensor, other: Tensor, group: Tensor, generator: torch.Generator, shared: Tensor | None,
+        history: History | None = None, times: int = 1,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Draws of z (times·K×L each) at x and at other covariates of the same rows, with the same noise.
+
+        `shared` comes from `draw_shared`: what draws of several batches have in common. The other arguments are those
+        of `sample`.
+        """
+        state = generator.get_state()
+        z = self.sample(x, group, generator, history, times)
+        generator.set_state(state)
+        return z, self.sample(other, group, generator, history, times)
+
+    def draw_shared(self, draws: int, generator: torch.Generator) -> Tensor | None:
+        """Draws of what is uncertain of z and common to all rows; None if there is nothing."""
+        return None
 
     def absorb(self, encoded: Iterable[Encoded]) -> None:
         """Take in all training rows once training is over, for prediction. Nothing to keep unless rows are coupled."""
@@ -260,19 +281,73 @@ class GPPrior(LatentPrior):
         var = covariance.diagonal(dim1=-2, dim2=-1)
         return mean[:, filled].mT.to(x.dtype), var[:, filled].mT.to(x.dtype)
 
-    def sample(self, x: Tensor, group: Tensor, generator: torch.Generator, history: History | None = None) -> Tensor:
+    def sample(
+        self, x: Tensor, group: Tensor, generator: torch.Generator, history: History | None = None, times: int = 1
+    ) -> Tensor:
         rows = torch.arange(len(x), device=x.device)
         mean, covariance, filled = self._blocks(x, group if self.couples_rows else rows, history)
-        noise = torch.randn(mean.shape, generator=generator, device=x.device, dtype=mean.dtype)
-        z = mean + (cholesky(covariance) @ noise[..., None])[..., 0]
-        return z[:, filled].mT.to(x.dtype)
+        latent, count, size = mean.shape
+        noise = torch.randn(latent, times, count, size, generator=generator, device=x.device, dtype=mean.dtype)
+        z = mean[..., None] + cholesky(covariance) @ noise.permute(0, 2, 3, 1)  # L×V×n×times
+        return z[:, filled].permute(2, 1, 0).flatten(0, 1).to(x.dtype)
+
+    def sample_both(
+        self, x: Tensor, other: Tensor, group: Tensor, generator: torch.Generator, shared: Tensor | None,
+        history: History | None = None, times: int = 1,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        assert shared is not None
+        versions = len(shared) // times
+        at = x.to(self.dtype), other.to(self.dtype)
+        lines, pad = joint_lines(
+            self.kernel, self.inducing.inputs, self._posterior, self.noise, at, group, self._past(history)
+        )
+        f = lines.sample(shared, versions, self._level, generator)[:, :, :, 0]  # draws×L×P×2n
+        here, there = (part[:, :, pad.filled.unflatten(0, (versions, -1))[0]] for part in f.chunk(2, dim=-1))
+        visit = torch.randn(here.shape, generator=generator, device=x.device, dtype=self.dtype)
+        here, there = (
+            (part + self.noise.sqrt()[:, None] * visit).transpose(1, 2).flatten(0, 1).to(x.dtype)
+            for part in (here, there)
+        )
+        return here, torch.where((x == other).all(1, keepdim=True).repeat(times, 1), here, there)
+
+    def draw_shared(self, draws: int, generator: torch.Generator) -> Tensor:
+        """Draws of v − m (draws×L×M)."""
+        return inducing_shift(self._posterior, draws, generator)
+
+    def sample_components(
+        self, x: Tensor, patient: Tensor, shift: Tensor, generator: torch.Generator, history: History | None = None
+    ) -> Tensor:
+        """Draws of every component (draws×N×R×L) at x (draws×N×Q, or 1×N×Q if it is the same in all draws).
+
+        `shift` comes from `draw_shared`; history is that of the patients, numbered through the versions of x.
+        """
+        versions, patients = len(x), int(patient[-1]) + 1
+        group = torch.arange(versions, device=x.device)[:, None] * patients + patient
+        lines, pad = component_lines(
+            self.kernel, self.inducing.inputs, self._posterior, self.noise, x.flatten(0, 1).to(self.dtype),
+            group.flatten(), self._past(history),
+        )  # fmt: skip
+        f = lines.sample(shift, versions, self._level, generator)  # draws×L×P×n×R
+        f = f[:, :, pad.filled.unflatten(0, (versions, -1))[0]]  # draws×L×N×R
+        return f.permute(0, 2, 3, 1).to(x.dtype)
+
+    @property
+    def _level(self) -> Tensor:
+        return self.kernel.log_variance.exp().sum(0)
+
+    @property
+    def _posterior(self) -> LatentPosterior:
+        return LatentPosterior(Whitened(self.posterior_mean, self.posterior_factor), self.posterior_spread)
+
+    def _past(self, history: History | None) -> History | None:
+        if history is None or not self.couples_rows:
+            return None
+        x, mean, var = (part.to(self.dtype) for part in history[:3])
+        return history._replace(x=x, mean=mean, var=var)
 
     def _blocks(self, x: Tensor, group: Tensor, history: History | None) -> tuple[Tensor, Tensor, Tensor]:
-        posterior = LatentPosterior(Whitened(self.posterior_mean, self.posterior_factor), self.posterior_spread)
-        if history is not None:
-            x_h, mean_h, var_h = (part.to(self.dtype) for part in history[:3])
-            history = history._replace(x=x_h, mean=mean_h, var=var_h) if self.couples_rows else None
         mean, covariance, pad = predict_blocks(
-            self.kernel, self.inducing.inputs, posterior, self.noise, x.to(self.dtype), group, history
-        )
+            self.kernel, self.inducing.inputs, self._posterior, self.noise, x.to(self.dtype), group,
+            self._past(history),
+        )  # fmt: skip
         return mean, covariance, pad.filled

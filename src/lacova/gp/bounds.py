@@ -8,6 +8,7 @@ says of v exceeds its prior by more than float32 can hold.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -42,11 +43,15 @@ def exact_kl(mean: Tensor, var: Tensor, covariance: Tensor) -> Tensor:
     return 0.5 * (trace + quadratic - size + log_det(factor) - var.log().sum(-1))
 
 
-def project(kernel: AdditiveKernel, inducing: Tensor, x: Tensor, jitter: float | None = None) -> Tensor:
-    """a (L×M×K): the rows x seen from the inducing inputs, under the shared components."""
+def project(
+    kernel: AdditiveKernel, inducing: Tensor, x: Tensor, jitter: float | None = None, *,
+    part: Sequence[int] | None = None,
+) -> Tensor:  # fmt: skip
+    """a (L×M×K): the rows x seen from the inducing inputs, under the shared components, or those in `part`."""
     gram = kernel(inducing, inducing, kernel.shared)
     eye = identity(len(inducing), gram.dtype, gram.device)
-    return whiten(add_jitter(gram, jitter) + VANISHING * eye, kernel(inducing, x, kernel.shared))
+    cross = kernel(inducing, x, kernel.shared if part is None else part)
+    return whiten(add_jitter(gram, jitter) + VANISHING * eye, cross)
 
 
 def row_bound(

@@ -1,0 +1,97 @@
+"""The same patients with some covariates set to other values, beside the prediction as things are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Generic, NamedTuple
+
+import pandas as pd
+import torch
+
+from lacova.columns import some
+from lacova.dataframes import Frame
+from lacova.errors import meant
+from lacova.longform import gather, in_units, long_form, summary
+from lacova.predict import Draws
+from lacova.schema import DataError
+from lacova.table import Codec
+
+VERSIONS = ("as_is", "what_if")
+
+
+class WhatIf(NamedTuple, Generic[Frame]):
+    """Two predictions and their difference, row by row and on average.
+
+    Attributes:
+        rows: one line per row and measurement: the means `as_is` and `what_if` and their `difference`, each with the
+            ends of a central interval, `..._lower` and `..._upper`. Intervals of a prediction are about y, noise
+            included; those of a difference are about its mean, noise being the same in both.
+        average: the same over all rows, one line per measurement; of the difference, with its interval.
+    """
+
+    rows: Frame
+    average: Frame
+
+
+def encode_setting(codec: Codec, frame: pd.DataFrame, changes: Mapping[str, Any]) -> dict[int, float]:
+    """The encoded value of each covariate that is set, by its column of x; refuses what is no value of it."""
+    if not isinstance(changes, Mapping) or not changes:
+        raise DataError(f'say which covariates to set to what, such as {{"arm": "b"}}; got {changes!r}.')
+    names = list(codec.schema.covariates)
+    absent = [name for name in changes if name not in names]
+    if absent:
+        raise DataError(
+            f"{some(absent)} cannot be set: the covariates are {some(names)}.{meant(absent, names)} "
+            "Only covariates can be set."
+        )
+    for name, value in changes.items():
+        if not pd.api.types.is_scalar(value) or pd.isna(value):
+            raise DataError(f"covariate {name!r} is set to {value!r}; expected one value, the same for all rows.")
+    one = frame.head(1).assign(**{name: pd.Series([value], frame.index[:1]) for name, value in changes.items()})
+    x = codec.encode(one, measurements=False).x[0]
+    return {names.index(name): float(x[names.index(name)]) for name in changes}
+
+
+def from_text(codec: Codec, name: str, text: str) -> Any:
+    """A value as somebody typed it: the level that reads like that, or a number; else the text itself."""
+    try:
+        number: Any = float(text)
+    except ValueError:
+        number = text
+    if name not in codec.levels:
+        return number
+    return next((level for level in codec.levels[name] if str(level) == text or level == number), text)
+
+
+def compare(
+    codec: Codec, frame: pd.DataFrame, pairs: Iterable[tuple[Draws, Draws]], interval: float
+) -> WhatIf[pd.DataFrame]:
+    """Summaries of paired draws."""
+    measurements = codec.schema.measurements
+    found, total = [], torch.zeros(())
+    for pair in pairs:
+        change = pair[1].location - pair[0].location
+        part = {f"difference{end}": value for end, value in _ends(change, interval).items()}
+        for version, draws in zip(VERSIONS, pair, strict=True):
+            ends = {f"{version}{end}": value for end, value in _ends(draws.y, interval).items()}
+            part |= ends | {version: draws.location.mean(0).cpu()}
+        found.append((pair[0].rows, part))
+        total = total + change.double().sum(1).cpu()
+    whole = gather(found)
+    values = {
+        f"{name}{end}": in_units(codec, whole[f"{name}{end}"])
+        if name == "difference"
+        else codec.decode_measurements(whole[f"{name}{end}"])
+        for name in (*VERSIONS, "difference")
+        for end in ("", "_lower", "_upper")
+    }
+    rows = long_form(frame, codec.schema, {"measurement": measurements}, values)
+    means = {version: codec.decode_measurements(whole[version].mean(0)) for version in VERSIONS}
+    change_of_mean = _ends(total / len(frame), interval)
+    differences = {f"difference{end}": in_units(codec, value) for end, value in change_of_mean.items()}
+    return WhatIf(rows, pd.DataFrame({"measurement": list(measurements)} | means | differences))
+
+
+def _ends(draws: torch.Tensor, interval: float) -> dict[str, torch.Tensor]:
+    found = summary(draws, interval)
+    return {"": found["mean"], "_lower": found["lower"], "_upper": found["upper"]}

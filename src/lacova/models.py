@@ -45,6 +45,7 @@ from lacova.intercepts import Intercepts, variance_parts
 from lacova.interrupt import InterruptedWarning
 from lacova.labels import Fingerprints
 from lacova.likelihoods import Likelihood, blank, learn
+from lacova.measurements import LEVELS as CODED
 from lacova.networks import Conv, Dense, resolve
 from lacova.objective import elbo, log_likelihood
 from lacova.options import FitOptions
@@ -467,6 +468,7 @@ class Model(ABC):
         """
         codec, vae = self._fitted()
         level = _sure_level(interval)
+        _differences(codec, "what_if")
         frame, origin = to_pandas(_whole(data, "what_if"), self._given)
         table, marked = self._with_history(frame, history)
         setting = encode_setting(codec, frame, changes)
@@ -499,6 +501,9 @@ class Model(ABC):
         """
         codec, _ = self._fitted()
         level = _sure_level(interval)
+        if coded := codec.measurements.columns(*CODED):
+            name = self.schema.measurements[coded[0]]
+            raise DataError(f"filter compares numbers, but {name!r} is a category; fit without it, or use predict.")
         frame, origin = to_pandas(_whole(data, "filter"), self.schema.columns)
         codec.require(frame)
         number = visit_numbers(frame, self.schema)
@@ -844,6 +849,7 @@ class GPPriorVAE(Model):
         """
         codec, vae = self._fitted()
         level = _sure_level(interval)
+        _differences(codec, "effects")
         frame, origin = to_pandas(_whole(data, "effects"), self.schema.columns)
         table = self._encode(frame, measurements=any(name in frame for name in self.schema.measurements))
         names = tuple(component.formula(self.schema) for component in self.components)
@@ -865,6 +871,17 @@ def _inducing_inputs(codec: Codec, table: Table, covariates: FactorisedPrior, se
     batches = Batches(replace(table, given=covariates.prepare(table)))
     x = covariates.draw(batches.batch(torch.arange(batches.units)), 1, torch.Generator().manual_seed(seed))[0]
     return x[spread_rows(codec.space.values(x), count, seed)]
+
+
+def _differences(codec: Codec, question: str) -> None:
+    """Refuse measurements that are not Gaussian on a linear scale: a difference there has no single size."""
+    for d, name in enumerate(codec.schema.measurements):
+        if codec.measurements.families[d] != "gaussian" or not codec.scales.linear[d]:
+            raise DataError(
+                f"{question} gives differences of Gaussian measurements on a linear scale, but {name!r} is of another "
+                'kind, or scaled to normal scores; fit with kinds "gaussian" and scaling="standard", or compare draws '
+                "of `sample`."
+            )
 
 
 def _some(names: Iterable[str], most: int = 8) -> str:

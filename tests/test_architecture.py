@@ -79,6 +79,7 @@ ORDER = [
     "whatif",
     "filtering",
     "snapshot",
+    "answers",
     "models",
     "storage",
     "pooling",

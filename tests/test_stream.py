@@ -313,7 +313,7 @@ def test_buffers_must_hold_a_row(file):
 
 def cut(file, monkeypatch, rows=40):
     """The parts in which a stream of so many rows at a time is answered, and their seeds."""
-    monkeypatch.setattr(lacova.models, "ANSWER_ROWS", rows)
+    monkeypatch.setattr(lacova.answers, "ANSWER_ROWS", rows)
     frame = pd.read_parquet(file)
     unit = pd.factorize(frame["id"])[0]
     starts = [0]
@@ -358,7 +358,7 @@ def test_columns_keep_their_types_over_parts_with_and_without_gaps(folder, monke
     )
     path = folder / "types.parquet"
     pq.write_table(table, path, row_group_size=13)
-    monkeypatch.setattr(lacova.models, "ANSWER_ROWS", 30)
+    monkeypatch.setattr(lacova.answers, "ANSWER_ROWS", 30)
     model = CVAE(SCHEMA, **SMALL).fit(path, **OPTIONS)
     found = pq.read_table(model.impute(path, probabilities=True, interval=0.9, out=folder / "typed.parquet"))
     assert found.schema.names[:6] == table.schema.names
@@ -428,7 +428,7 @@ def test_embeddings_and_likelihoods_stand_beside_the_rows(file, folder, fitted, 
 
 
 def test_an_answer_that_fails_leaves_nothing_behind(folder, fitted, monkeypatch):
-    monkeypatch.setattr(lacova.models, "ANSWER_ROWS", 30)
+    monkeypatch.setattr(lacova.answers, "ANSWER_ROWS", 30)
     good, place = visits(), folder / "place"
     place.mkdir()
     good.to_parquet(place / "old.parquet", index=False)

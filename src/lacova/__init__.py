@@ -1,8 +1,9 @@
 """lacova: conditional and Gaussian-process-prior VAEs that learn through missing covariates."""
 
+from lacova.answers import NotFittedError
 from lacova.archive import StorageError
 from lacova.gp.formula import FormulaError
-from lacova.models import CVAE, GPPriorVAE, NotFittedError
+from lacova.models import CVAE, GPPriorVAE
 from lacova.networks import Conv, Dense
 from lacova.options import FitOptions, TrainingError
 from lacova.pooling import pool

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import lacova
-import lacova.models
+import lacova.answers
 import lacova.stream
 from lacova import CVAE, DataError, Dense, GPPriorVAE
 from lacova.cli import main

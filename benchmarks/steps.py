@@ -1,6 +1,6 @@
 """The cost of a training step, as a ratio to a plain VAE step with the same networks in the same run.
 
-python benchmarks/steps.py [--device cpu] [--steps 60] [--only W1,W2] [--compile] [--out bench.json]
+python benchmarks/steps.py [--device cpu] [--steps 60] [--only W1,W2] [--compile] [--profile] [--out bench.json]
 
 W1  N=4000 images of 36×36, small convolutions, 4 covariates with 20% missing, L=32, M=60, 50 rows a batch.
 W2  200 patients of 20 visits, the same networks, L=32, M=120, 5 patients a batch (D̂⁴); "ragged" has 5 to 35 visits.
@@ -150,6 +150,29 @@ def measure(pair: Pair, steps: int, device: torch.device) -> dict[str, float]:
     return {"plain_ms": plain, "gp_ms": gp, "ratio": gp / plain}
 
 
+def profiled(pair: Pair, device: torch.device, steps: int = 10) -> str:
+    """Calls per step and share of the time by operation; on a GPU, kernels per step and how long they take."""
+    from torch.profiler import ProfilerActivity, profile
+
+    gpu = device.type == "cuda"
+    for _ in range(45 if gpu else 5):
+        pair.run("gp", next(pair.lessons))
+    lessons = [next(pair.lessons) for _ in range(steps)]
+    with profile(activities=[ProfilerActivity.CUDA if gpu else ProfilerActivity.CPU]) as found:
+        for lesson in lessons:
+            pair.run("gp", lesson)
+        _synchronise(device)
+    spent = [
+        (event.self_device_time_total if gpu else event.self_cpu_time_total, event.count, event.key)
+        for event in found.key_averages()
+    ]
+    spent = sorted((each for each in spent if each[0] > 0), reverse=True)
+    total, calls = (sum(each[k] for each in spent) for k in (0, 1))
+    lines = [f"  {calls / steps:.0f} {'kernels' if gpu else 'calls'}, {total / steps / 1000:.2f} ms a step"]
+    lines += [f"  {time / total:6.1%} {count / steps:7.1f}  {name[:90]}" for time, count, name in spent[:16]]
+    return "\n".join(lines)
+
+
 def _synchronise(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -212,6 +235,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--only", default="", help="names, separated by commas")
     parser.add_argument("--compile", action="store_true", help="compile the loss (CUDA)")
+    parser.add_argument("--profile", action="store_true", help="print what the GP steps consist of, and nothing else")
     parser.add_argument("--out", help="file for the figures as JSON")
     options = parser.parse_args()
     device = torch.device(options.device)
@@ -225,10 +249,14 @@ def main() -> None:
         print(f"{name:10s} " + "  ".join(f"{k} {v:.4g}" for k, v in figures.items()) + target, flush=True)
 
     for name, make in step_workloads(device, options.compile).items():
-        if wanted is None or name in wanted:
+        if options.profile and (wanted is None or name in wanted):
+            print(f"{name}\n{profiled(make(), device)}", flush=True)
+        elif wanted is None or name in wanted:
             figures = measure(make(), options.steps, device)
             figures["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             report(name, figures)
+    if options.profile:
+        return
     if (wanted is None and device.type == "cuda") or (wanted and "fit" in wanted):
         report("fit", whole_fit(device, options.compile))
     if wanted is None or "import" in wanted:

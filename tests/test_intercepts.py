@@ -130,10 +130,11 @@ def test_shrunk_means_joint_draws_and_the_likelihood_of_a_row():
     assert drawn.var() == pytest.approx(float(spread[0] + noise[0]), rel=0.1)
     y = torch.tensor(new[list(SCHEMA.measurements)].to_numpy()).float()
     law = torch.distributions.Normal(0.0, (noise + spread).sqrt())
-    alone = model.log_likelihood(new, draws=3).to_numpy()
-    # q(z) is not the posterior here, so that importance weights of z vary; y is independent of z.
-    single = law.log_prob(y).sum(1).numpy()
-    assert np.corrcoef(alone, single)[0, 1] > 0.99
+    with torch.no_grad():  # q(z) close to p(z), so that importance weights hardly vary; y is independent of z
+        last = model._vae.encoder.head[-1]
+        last.weight.zero_(), last.bias.zero_()
+    alone = model.log_likelihood(new, draws=2000).to_numpy()
+    np.testing.assert_allclose(alone, law.log_prob(y).sum(1).numpy(), atol=0.3)
 
 
 def test_imputed_entries_follow_the_patients_others():

@@ -31,7 +31,6 @@ def by_last_value(task: Task, seed: int) -> Floats:
     """The patient's last value before the visit, else the training mean."""
     y = task.test[task.measurements].astype(float)
     last = y.groupby(task.test[task.schema.instance]).ffill()
-    last = last.where(y.isna(), y)
     return last.fillna(task.train[task.measurements].mean()).to_numpy()[None]
 
 
@@ -144,7 +143,7 @@ def _history_features(task: Task, frame: pd.DataFrame, name: str) -> tuple[Float
         return x.to_numpy(), value.to_numpy()
     groups = patient.to_numpy()
     if task.kind == "forecast":
-        # A gap of a random length: features are those of a visit at least that far back.
+        # Training patients are asked as test patients are: their second half, given the first.
         half = frame.groupby(patient).cumcount() < (frame.groupby(patient)[name].transform("size") + 1) // 2
         value_past, day_past = value.where(half), seen_day.where(half)
     else:

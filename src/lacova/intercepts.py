@@ -35,11 +35,6 @@ class Intercepts(nn.Module):
         super().__init__()
         self.raw = nn.Parameter(start.clamp_min(LEAST).log())
 
-    @classmethod
-    def learn(cls, table: Table) -> Intercepts:
-        """Start from the variance between patients, the rest being `within`."""
-        return cls(variance_parts(table)[0])
-
     @property
     def var(self) -> Tensor:
         """τ² (D,)."""

@@ -417,8 +417,8 @@ class GPPriorVAE(Model):
         inducing: M, number of inducing inputs.
         expectation: "sample" or "exact": how the bound is integrated over missing covariates. Exact sums are for
             formulas of `gp` and `cat`, and grow with the square of the number of components.
-        patient_effects: give each instance a level of its own of each Gaussian or log-normal measurement, integrated out
-            exactly; without an instance column there are none.
+        patient_effects: give each instance a level of its own of each Gaussian or log-normal measurement, which is
+            integrated out exactly; without an instance column there are none.
 
     The other arguments are those of `Model`.
     """

@@ -79,8 +79,8 @@ def same(one, other):
 def kills(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kills")
     command = [sys.executable, "-m", "tests.killed_fits", folder, "10", "0"]
-    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | one_thread, capture_output=True, text=True)
+    one_core = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | one_core, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder, done.stdout.split("\n")
 

@@ -202,8 +202,7 @@ def test_a_model_of_a_class_of_the_users_own_is_not_saved(tmp_path):
 def test_devices(saved):
     path = saved["cvae"].path
     assert next(load(path)._vae.parameters()).device.type == "cpu"
-    expected = "cuda" if torch.cuda.is_available() else "cpu"
-    assert next(load(path, device="auto")._vae.parameters()).device.type == expected
+    assert next(load(path, device="auto")._vae.parameters()).device.type == "cpu"
     assert next(load(path, "meta")._vae.parameters()).device.type == "meta"
 
 

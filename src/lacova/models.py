@@ -194,8 +194,8 @@ class Model(Answering, ABC):
         """What one process does of a fit; it leaves the model itself as it was."""
         kept = Checkpoint(*checkpoint, identity(self)) if checkpoint is not None and team.main else None
         start = self._begin(train, validation, settings, device, team)
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            torch.manual_seed(settings.seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(settings.seed)
             vae = self._assemble(start.codec, start.table, settings.seed)
         vae.to(device)
         outcome = fit(vae, start.train, start.validation, settings, kept)

@@ -100,7 +100,7 @@ class Encoder(nn.Module):
                 nn.Conv2d(2, first, 3, stride=2, padding=1), nn.ReLU(), nn.MaxPool2d(2, 2),
                 nn.Conv2d(first, second, 3, stride=2, padding=1), nn.ReLU(), nn.MaxPool2d(2, 2),
                 nn.Flatten(),
-            )  # fmt: skip
+            ).to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # fmt: skip
             inputs = self.trunk(torch.zeros(1, self.measurements.width)).shape[1]
         else:
             self.trunk, inputs = nn.Identity(), self.measurements.width
@@ -128,7 +128,7 @@ class Decoder(nn.Module):
                 nn.Unflatten(1, (first, height, width)),
                 nn.ConvTranspose2d(first, second, 4, stride=2, padding=1), nn.ReLU(),
                 nn.ConvTranspose2d(second, 1, 4, stride=2, padding=1), nn.Flatten(),
-            )  # fmt: skip
+            ).to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # fmt: skip
         else:
             self.network = mlp([inputs, *architecture.decoder, measurements])
             if architecture.linear and architecture.decoder:

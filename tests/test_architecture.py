@@ -88,6 +88,11 @@ ORDER = [
     "sklearn",
     "datasets*",  # may import from one another
     "demo",
+    "cli.common",
+    "cli.preparing",
+    "cli.fitting",
+    "cli.answering",
+    "cli.studying",
     "cli",
     "__main__",
 ]

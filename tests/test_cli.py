@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 
 import lacova
-from lacova.cli import _short, main
+from lacova.cli import main
+from lacova.cli.common import short
 from lacova.files import read_table, write_table
 
 
@@ -197,9 +198,9 @@ def test_scores_and_descriptions_for_people_and_programs(home, capsys):
     assert json.loads(capsys.readouterr().out)["model"] == "GPPriorVAE"
 
 
-def test_long_numbers_are_shown_short():
-    assert [_short(value) for value in (1141.0752, 0.43681, 13862.5, -2e5)] == ["1141", "0.4368", "13862", "-200000"]
-    assert _short(float("nan")) == "nan"
+def test_long_numbers_are_shownshort():
+    assert [short(value) for value in (1141.0752, 0.43681, 13862.5, -2e5)] == ["1141", "0.4368", "13862", "-200000"]
+    assert short(float("nan")) == "nan"
 
 
 def test_a_forgotten_instance_is_remarked_upon(home, tmp_path, capsys):

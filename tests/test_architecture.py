@@ -75,6 +75,7 @@ ORDER = [
     "score",
     "frames",
     "longform",
+    "moments",
     "effects",
     "whatif",
     "filtering",

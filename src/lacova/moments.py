@@ -17,8 +17,6 @@ from lacova.scales import Floats
 from lacova.table import Codec
 
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(20)  # for normal scores; kinks cost some 1% of a deviation
-    20
-)  # for normal scores; kinks cost about 1% of a standard deviation
 
 
 class Moments:

@@ -83,7 +83,7 @@ def test_variance_beside_the_noise_raises_the_mean_of_a_logarithm_alone():
 
 # Known effects of an arm, half of the patients in each.
 
-TRUTH = {"crp": np.exp(2.5 + 0.06 / 2 + 0.09 / 2) - np.exp(2.0 + 0.06 / 2 + 0.09 / 2), "falls": 4.0, "ill_p_yes": 0.5}
+TRUTH = {"crp": np.exp(2.5 + 0.3 / 2 + 0.09 / 2) - np.exp(2.0 + 0.3 / 2 + 0.09 / 2), "falls": 4.0, "ill_p_yes": 0.5}
 
 
 def trial(patients=150, visits=3, seed=0):
@@ -92,7 +92,7 @@ def trial(patients=150, visits=3, seed=0):
     table = pd.DataFrame({"id": who, "day": np.tile(np.arange(float(visits)), patients)})
     treated = who % 2 == 1
     table["arm"] = np.where(treated, "b", "a")
-    own = rng.normal(0, np.sqrt(0.06), patients)[who]
+    own = rng.normal(0, np.sqrt(0.3), patients)[who]
     table["crp"] = np.exp(2.0 + 0.5 * treated + own + rng.normal(0, 0.3, len(who)))
     table["falls"] = rng.poisson(2.0 + 4.0 * treated).astype(float)
     table["ill"] = np.where(rng.random(len(who)) < np.where(treated, 0.75, 0.25), "yes", "no")
@@ -123,7 +123,7 @@ def test_what_if_finds_known_differences_of_every_kind(model):
     assert (rows.loc["crp", "as_is_lower"] > 0).all()
     assert rows.loc["ill_p_yes", ["as_is_lower", "as_is_upper"]].stack().between(0, 1).all()
     predicted = model.predict(untreated, draws=400, probabilities=True)
-    np.testing.assert_allclose(rows.loc["crp", "as_is"], predicted["crp"], rtol=0.15)  # Monte Carlo error of both
+    assert rows.loc["crp", "as_is"].mean() == pytest.approx(predicted["crp"].mean(), rel=0.04)  # Monte Carlo error
     np.testing.assert_allclose(rows.loc["ill_p_yes", "as_is"], predicted["ill_p_yes"], atol=0.05)
     same = model.what_if(untreated, {"arm": "a"}, draws=20).rows
     assert (same["difference"] == 0.0).all()

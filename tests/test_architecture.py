@@ -75,6 +75,7 @@ ORDER = [
     "score",
     "frames",
     "longform",
+    "moments",
     "effects",
     "whatif",
     "filtering",
@@ -88,6 +89,11 @@ ORDER = [
     "sklearn",
     "datasets*",  # may import from one another
     "demo",
+    "cli.common",
+    "cli.preparing",
+    "cli.fitting",
+    "cli.answering",
+    "cli.studying",
     "cli",
     "__main__",
 ]

@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 
 import lacova
-from lacova.cli import _short, main
+from lacova.cli import main
+from lacova.cli.common import short
 from lacova.files import read_table, write_table
 
 
@@ -143,9 +144,51 @@ def test_effects_and_what_if(home, tmp_path, capsys):
     assert "what setting sex=f changes of them" in capsys.readouterr().out
 
 
+def test_filter_follows_the_visits(home, tmp_path, capsys):
+    table = visits().dropna(subset="day")
+    table.loc[table["id"] == "p01", "ast"] = np.nan
+    write_table(table, tmp_path / "v.csv")
+    words = ("filter", home / "run", tmp_path / "v.csv", "--draws", 20, "--interval", 0.5)
+    assert shell(*words, "--out", tmp_path / "f.csv") == 0
+    text = capsys.readouterr()
+    assert f"{2 * len(table)} rows written to {tmp_path / 'f.csv'}" in text.err
+    want = lacova.load(home / "run" / "model.lacova").filter(table, draws=20, interval=0.5)
+    found = read_table(tmp_path / "f.csv")
+    assert found["upper"].to_numpy() == pytest.approx(want["upper"].to_numpy(), rel=1e-9)
+    seen = want[(want["measurement"] == "ast") & want["observed"].notna()]
+    rmse = ((seen["mean"] - seen["observed"]) ** 2).mean() ** 0.5
+    assert text.out.split("\n")[2].split() == ["ast", str(len(seen)), short(rmse), short(seen["inside"].mean())]
+    assert "within the 50% interval" in text.out
+    assert shell(*words, "--json") == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert list(summary) == ["alt", "ast"]
+    assert summary["ast"] == pytest.approx({"n": len(seen), "rmse": rmse, "inside": seen["inside"].mean()})
+
+
+def test_probabilities_of_levels_of_measurements(tmp_path, capsys):
+    table = visits(40)
+    table["grade"] = np.where(table["alt"] > 32, "high", "low")
+    write_table(table, tmp_path / "t.csv")
+    roles = lacova.Schema(["alt", "grade"], {"sex": "categorical"}, kinds={"grade": "bernoulli"})
+    roles.to_toml(tmp_path / "s.toml")
+    run = tmp_path / "run"
+    assert shell("fit", tmp_path / "t.csv", "--schema", tmp_path / "s.toml", "--out", run, *QUICK, "--quiet") == 0
+    words = ("predict", run, tmp_path / "t.csv", "--probabilities", "--quiet")
+    assert shell(*words, "--out", tmp_path / "p.csv") == 0
+    want = lacova.load(run / "model.lacova").predict(table, probabilities=True)
+    found = read_table(tmp_path / "p.csv")
+    assert found["grade_p_high"].to_numpy() == pytest.approx(want["grade_p_high"].to_numpy(), rel=1e-9)
+    assert (found["grade_p_high"] + found["grade_p_low"]).to_numpy() == pytest.approx(1.0)
+    capsys.readouterr()
+    assert shell(*words, "--draws", 2) == 1
+    assert "give --draws or --probabilities, not both" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (("filter", "run", "data.csv"), "time column 'day' is missing in 15 row(s)"),
+        (("filter", "run", "run"), "run is a folder or a large file"),
         (("whatif", "run", "data.csv", "--set", "sex=x"), "column 'sex' holds 'x', never seen in training"),
         (("whatif", "run", "data.csv", "--set", "sexx=f"), "Did you mean 'sex'?"),
         (("whatif", "run", "data.csv", "--set", "day=soon"), "column 'day' must be numeric, but holds 'soon'"),
@@ -197,9 +240,9 @@ def test_scores_and_descriptions_for_people_and_programs(home, capsys):
     assert json.loads(capsys.readouterr().out)["model"] == "GPPriorVAE"
 
 
-def test_long_numbers_are_shown_short():
-    assert [_short(value) for value in (1141.0752, 0.43681, 13862.5, -2e5)] == ["1141", "0.4368", "13862", "-200000"]
-    assert _short(float("nan")) == "nan"
+def test_long_numbers_are_shownshort():
+    assert [short(value) for value in (1141.0752, 0.43681, 13862.5, -2e5)] == ["1141", "0.4368", "13862", "-200000"]
+    assert short(float("nan")) == "nan"
 
 
 def test_a_forgotten_instance_is_remarked_upon(home, tmp_path, capsys):

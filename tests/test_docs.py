@@ -32,9 +32,11 @@ from lacova.cli import main
 from lacova.schema import Schema
 
 ROOT = Path(__file__).parents[1]
+TUTORIAL = ROOT / "docs" / "tutorials" / "clinical.md"  # whose snippets belong together and need data
 SNIPPETS = [
     pytest.param(code, id=f"{path.name}-{k}")
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+    if path != TUTORIAL
     for k, code in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), flags=re.S))
 ]
 
@@ -102,7 +104,7 @@ def visits(folder: Path) -> None:
 
 def test_no_page_has_a_kind_of_snippet_that_is_not_run():
     run = {"python", "sh", "text", "toml"}  # text is output, and TOML is read by the tests of the schema
-    shell = {"README.md", "pbc.md", "sdtm.md", "interruption.md", "scaling.md", "reproduction.md"}
+    shell = {"README.md", "pbc.md", "sdtm.md", "interruption.md", "scaling.md", "reproduction.md", TUTORIAL.name}
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]:
         kinds = set(re.findall(r"^```(\S+)$", path.read_text(encoding="utf-8"), flags=re.M))
         assert kinds <= run, path.name
@@ -126,6 +128,36 @@ def test_the_session_with_raw_domains(tmp_path):
     page = (ROOT / "docs" / "sdtm.md").read_text(encoding="utf-8")
     assert in_bash(shell_of("sdtm.md"), tmp_path) == "".join(re.findall(r"```text\n(.*?)```", page, flags=re.S))
     assert (tmp_path / "run").is_dir()
+
+
+# What makes the commands of the tutorial quick.
+TINY = {"fit": ["--epochs", "1"], "effects": ["--draws", "2"], "whatif": ["--draws", "4"], "filter": ["--draws", "4"],
+        "score": ["--draws", "4"]}  # fmt: skip
+
+
+@pytest.mark.skipif("LACOVA_DATA" not in os.environ, reason="LACOVA_DATA is not set")
+def test_the_clinical_tutorial(tmp_path, monkeypatch, capsys):
+    (tmp_path / "cdiscpilot01").symlink_to(Path(os.environ["LACOVA_DATA"]) / "cdiscpilot01")
+    monkeypatch.chdir(tmp_path)
+    used = set()
+    for kind, block in re.findall(r"```(python|sh)\n(.*?)```", TUTORIAL.read_text(encoding="utf-8"), flags=re.S):
+        if kind == "python":
+            exec(compile(block, TUTORIAL.name, "exec"), {})
+            continue
+        for line in block.replace("\\\n", " ").strip().split("\n"):
+            command, *words = shlex.split(line)
+            if command != "lacova":
+                subprocess.run([command, *words], check=True)
+                continue
+            assert main([*words, *TINY.get(words[0], [])]) == 0, capsys.readouterr().err
+            used.add(words[0])
+    assert used == {"study", "fit", "score", "filter", "impute", "predict", "effects", "whatif"}
+    assert "patients have no visit in weeks 22 to 28" in capsys.readouterr().out
+    forecast, asked = pd.read_csv("forecast.csv"), pd.read_csv("future.csv")
+    assert forecast["patient"].tolist() == asked["patient"].tolist()
+    assert (forecast["ALT_lower"] < forecast["ALT_upper"]).all()
+    assert not pd.read_csv("ahead.csv")["ALT"].equals(pd.read_csv("ahead.aspirin.csv")["ALT"])
+    assert pd.read_csv("completed.csv").notna().all().all()
 
 
 def test_the_shell_of_the_page_on_interruption(tmp_path):

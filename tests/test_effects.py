@@ -322,21 +322,6 @@ def test_batches_of_few_rows_change_nothing_but_noise(model, monkeypatch):
     assert np.corrcoef(whole.rows["mean"], parts.rows["mean"])[0, 1] > 0.98
 
 
-@pytest.mark.parametrize("settings", [{"kinds": {"alt": "lognormal"}}, {"scaling": "normal"}])
-def test_differences_are_for_gaussian_measurements_on_a_linear_scale(settings):
-    rng = np.random.default_rng(0)
-    table = pd.DataFrame({"id": np.repeat(range(8), 3), "day": np.tile([0.0, 1.0, 2.0], 8)})
-    table["alt"] = np.exp(rng.normal(size=24))
-    kinds, scaling = settings.get("kinds", {}), settings.get("scaling", "standard")
-    schema = lacova.Schema({"alt": kinds.get("alt", "gaussian")}, {"day": "continuous"}, instance="id", time="day")
-    model = lacova.GPPriorVAE(schema, latent_dim=1, inducing=3, scaling=scaling).fit(table, max_epochs=1)
-    with pytest.raises(lacova.DataError, match=r"^effects gives differences of Gaussian measurements .* 'alt'"):
-        model.effects(table)
-    with pytest.raises(lacova.DataError, match=r"^what_if gives differences"):
-        model.what_if(table, {"day": 1.0})
-    assert model.filter(table)["inside"].mean() > 0.5
-
-
 def test_filtering_compares_numbers():
     table = pd.DataFrame(
         {"id": np.repeat(range(8), 3), "day": np.tile([0.0, 1.0, 2.0], 8), "ill": ["yes", "no", "no"] * 8}

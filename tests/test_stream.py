@@ -465,7 +465,7 @@ def command(capsys):
 
 
 def test_the_command_streams_folders_and_what_it_is_told_to(file, tmp_path, command, monkeypatch):
-    monkeypatch.setattr("lacova.cli.LEAST_UNITS", 1)
+    monkeypatch.setattr("lacova.cli.fitting.LEAST_UNITS", 1)
     (tmp_path / "data").mkdir()
     visits(80).to_parquet(tmp_path / "data" / "a.parquet", index=False)
     SCHEMA.to_toml(tmp_path / "s.toml")
@@ -484,7 +484,7 @@ def test_the_command_streams_folders_and_what_it_is_told_to(file, tmp_path, comm
     assert len(pd.read_parquet(out)) == 2 * len(visits())
     assert command("score", run, file, "--stream", "--json").out == command("score", run, file, "--json").out
     assert "over all measurements" in command("score", run, file, "--stream").out
-    monkeypatch.setattr("lacova.cli.STREAM_BYTES", 10)
+    monkeypatch.setattr("lacova.cli.common.STREAM_BYTES", 10)
     wrong = command("impute", run, file, code=1).err  # large enough now to be streamed
     assert wrong == "lacova: the answer to a stream goes to a file: give --out FILE.parquet.\n"
 

@@ -24,6 +24,7 @@ from lacova.frames import completed, completed_draws, predicted, predicted_draws
 from lacova.impute import imputation_draws
 from lacova.labels import Fingerprints
 from lacova.measurements import LEVELS as CODED
+from lacova.moments import Moments
 from lacova.objective import elbo, log_likelihood
 from lacova.options import FitOptions
 from lacova.parquet import Source, is_stream, open_source, writing
@@ -210,12 +211,11 @@ class Answering:
         """
         codec, vae = self._fitted()
         level = sure_level(interval)
-        differences(codec, "what_if")
         frame, origin = to_pandas(whole(data, "what_if"), self._given)
         table, marked = self._with_history(frame, history)
         setting = encode_setting(codec, frame, changes)
         pairs = paired_draws(vae, table, marked, setting, whole_number(draws), self._noise(seed), self._trained)
-        found = compare(codec, frame, pairs, level)
+        found = compare(codec, Moments(codec, vae.likelihood), frame, pairs, level)
         return WhatIf(origin.table(found.rows), origin.table(found.average))
 
     def read_value(self, covariate: str, text: str) -> Any:
@@ -410,17 +410,6 @@ class Answering:
         total["kl_inducing"] = inducing
         total["elbo"] = total["reconstruction"] - total["kl_latent"] - total["kl_covariates"] - inducing
         return total
-
-
-def differences(codec: Codec, question: str) -> None:
-    """Refuse measurements that are not Gaussian on a linear scale: a difference there has no single size."""
-    for d, name in enumerate(codec.schema.measurements):
-        if codec.measurements.families[d] != "gaussian" or not codec.scales.linear[d]:
-            raise DataError(
-                f"{question} gives differences of Gaussian measurements on a linear scale, but {name!r} is of another "
-                'kind, or scaled to normal scores; fit with kinds "gaussian" and scaling="standard", or compare draws '
-                "of `sample`."
-            )
 
 
 def _beside(found: pa.Table, x: pa.Table) -> pa.Table:

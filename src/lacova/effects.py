@@ -1,7 +1,8 @@
 """What each additive component does to each measurement: decoded differences, and shares of the variance.
 
-With z = Σ_r f_r + ε, the effect of component r at a row is decoder(z) − decoder(z − f_r): what the mean of y loses when
-the component's part of z is taken away. The components are drawn jointly, given all measurements of the row's patient.
+With z = Σ_r f_r + ε, the effect of component r at a row is m(z) − m(z − f_r), where m(z) is the mean of y, in its own
+units, that the decoder gives at z and at the patient's level: what that mean loses when the component's part of z is
+taken away. The components are drawn jointly, given all measurements of the row's patient.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from torch import Tensor
 from lacova.batches import Batch
 from lacova.dataframes import Frame
 from lacova.labels import among
-from lacova.longform import gather, in_units, long_form, summary
+from lacova.likelihoods import MixedLikelihood
+from lacova.longform import gather, long_form, summary
+from lacova.moments import Moments
 from lacova.predict import chunks, history_of
 from lacova.priors import GPPrior
 from lacova.table import Codec, Table
@@ -31,8 +34,9 @@ class Effects(NamedTuple, Generic[Frame]):
 
     Attributes:
         rows: one line per row, component and measurement, with the `mean` of the effect in the measurement's units,
-            its `sd`, and the ends of a central interval, `lower` and `upper`.
-        shares: one line per component and a column per measurement: the share of variance.
+            its `sd`, and the ends of a central interval, `lower` and `upper`. A categorical measurement has a line for
+            each level, `<measurement>_p_<level>`: the effect on its probability.
+        shares: one line per component and a column per measurement, or per level of one: the share of variance.
     """
 
     rows: Frame
@@ -40,11 +44,15 @@ class Effects(NamedTuple, Generic[Frame]):
 
 
 class _Parts(NamedTuple):
-    """Draws of effects at some rows (draws×n×D each): of each component and the patient's level, and of the visit."""
+    """Draws of effects at some rows (draws×n×D each): of each component and the patient's level, and of the visit.
+
+    `noise` is the variance of y that is left, summed over the rows and averaged over draws (D,).
+    """
 
     rows: Tensor
     components: list[Tensor]
     visit: Tensor
+    noise: Tensor
 
 
 def measure(
@@ -64,18 +72,20 @@ def measure(
         generator: source of noise.
         trained: instance labels that the GP's posterior has seen.
     """
-    schema, found, spread = codec.schema, [], _Spread()
+    found, spread, moments = [], _Spread(), Moments(codec, vae.likelihood)
+    noise = torch.zeros(len(moments.names), dtype=torch.float64)
     if vae.intercepts is not None:
         names = (*names, LEVEL)
-    for part in _draws(vae, table, draws, generator, trained):
+    for part in _draws(vae, moments, table, draws, generator, trained):
         effects = torch.stack(part.components, dim=2)  # draws×n×R×D
         found.append((part.rows, summary(effects, interval) | {"sd": effects.std(0, correction=0).cpu()}))
         spread.add(torch.cat([effects, part.visit[:, :, None]], dim=2))
+        noise += part.noise.cpu()
     whole = gather(found)
-    values = {name: in_units(codec, whole[name]) for name in ("mean", "sd", "lower", "upper")}
-    rows = long_form(frame, schema, {"component": names, "measurement": schema.measurements}, values)
-    variance = torch.cat([spread.variance(), vae.likelihood.var.detach().double().cpu()[None]])
-    shares = pd.DataFrame((variance / variance.sum(0)).numpy(), columns=list(schema.measurements))
+    values = {name: whole[name].numpy() for name in ("mean", "sd", "lower", "upper")}
+    rows = long_form(frame, codec.schema, {"component": names, "measurement": moments.names}, values)
+    variance = torch.cat([spread.variance(), noise[None] / len(table)])
+    shares = pd.DataFrame((variance / variance.sum(0)).numpy(), columns=list(moments.names))
     labels = pd.DataFrame({"component": np.array([*names, VISIT, NOISE], dtype=object)})
     return Effects(rows, pd.concat([labels, shares], axis=1))
 
@@ -102,7 +112,7 @@ class _Spread:
 
 @torch.no_grad()
 def _draws(
-    vae: ConditionalVAE, table: Table, draws: int, generator: torch.Generator, trained: Container[Any]
+    vae: ConditionalVAE, moments: Moments, table: Table, draws: int, generator: torch.Generator, trained: Container[Any]
 ) -> Iterator[_Parts]:
     prior = vae.prior
     assert isinstance(prior, GPPrior)
@@ -119,21 +129,26 @@ def _draws(
         f = prior.sample_components(versions, batch.patient, shift, generator, history)  # draws×n×R×L
         noise = prior.noise.sqrt().to(x.dtype) * _normal((draws, len(batch), vae.latent_dim), x, generator)
         z = f.sum(2) + noise
-        location = _decode(vae, z, x)
-        parts = [location - _decode(vae, z - f[:, :, r], x) for r in range(count)]
+        level = 0.0 if vae.intercepts is None else _levels(vae, batch, x, generator)
+        mean, spread = moments(_decode(vae, z, x) + level)
+        parts = [mean - moments(_decode(vae, z - f[:, :, r], x) + level)[0] for r in range(count)]
         if vae.intercepts is not None:
-            parts.append(_levels(vae, batch, x, generator))
-        yield _Parts(rows, parts, location - _decode(vae, z - noise, x))
+            parts.append(mean - moments(_decode(vae, z, x))[0])
+        visit = mean - moments(_decode(vae, z - noise, x) + level)[0]
+        yield _Parts(rows, parts, visit, spread.mean(0).sum(0))
 
 
 def _levels(vae: ConditionalVAE, batch: Batch, x: Tensor, generator: torch.Generator) -> Tensor:
-    """Draws of the level of each row's patient (draws×n×D)."""
+    """Draws of the level of each row's patient, as part of the decoder's outputs (draws×n×outputs)."""
     assert vae.intercepts is not None
     mean, var = vae.encode(batch)
     z = mean + var.sqrt() * _normal((len(x), *mean.shape), x, generator)
-    levels = vae.intercepts.levels(_decode(vae, z, x), batch, vae.likelihood.var)
-    drawn = levels.mean + levels.var.sqrt() * _normal(levels.mean.shape, x, generator)
-    return drawn[:, batch.patient]
+    outputs = _decode(vae, z, x)
+    levels = vae.intercepts.levels(*vae.levelled(outputs, batch))
+    drawn = (levels.mean + levels.var.sqrt() * _normal(levels.mean.shape, x, generator))[:, batch.patient]
+    if not isinstance(vae.likelihood, MixedLikelihood):
+        return drawn
+    return torch.zeros_like(outputs).index_copy_(-1, vae.likelihood.gaussian[1], drawn)
 
 
 def _decode(vae: ConditionalVAE, z: Tensor, x: Tensor) -> Tensor:

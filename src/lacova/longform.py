@@ -14,7 +14,6 @@ from torch import Tensor
 
 from lacova.metrics import quantile
 from lacova.schema import DataError, Schema
-from lacova.table import Codec
 
 
 def long_form(
@@ -47,11 +46,6 @@ def summary(draws: Tensor, interval: float) -> dict[str, Tensor]:
     ordered = draws.sort(0).values
     lower, upper = (quantile(ordered, (1.0 + side * interval) / 2.0) for side in (-1.0, 1.0))
     return {"mean": draws.mean(0).cpu(), "lower": lower.cpu(), "upper": upper.cpu()}
-
-
-def in_units(codec: Codec, difference: Tensor) -> npt.NDArray[Any]:
-    """Differences of scaled measurements, the last dimension, in their own units."""
-    return np.asarray(difference.double().cpu().numpy() * codec.y_scale)
 
 
 def gather(parts: list[tuple[Tensor, dict[str, Tensor]]]) -> dict[str, Tensor]:

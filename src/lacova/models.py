@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from lacova.answers import MEAN_DRAWS, Answering, differences, sure_level, whole, whole_number
+from lacova.answers import MEAN_DRAWS, Answering, sure_level, whole, whole_number
 from lacova.archive import StorageError, write
 from lacova.batches import Batches
 from lacova.checkpoint import Checkpoint
@@ -475,7 +475,6 @@ class GPPriorVAE(Model):
         """
         codec, vae = self._fitted()
         level = sure_level(interval)
-        differences(codec, "effects")
         frame, origin = to_pandas(whole(data, "effects"), self.schema.columns)
         table = self._encode(frame, measurements=any(name in frame for name in self.schema.measurements))
         names = tuple(component.formula(self.schema) for component in self.components)

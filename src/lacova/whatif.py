@@ -11,7 +11,8 @@ import torch
 from lacova.columns import some
 from lacova.dataframes import Frame
 from lacova.errors import meant
-from lacova.longform import gather, in_units, long_form, summary
+from lacova.longform import gather, long_form, summary
+from lacova.moments import Moments
 from lacova.predict import Draws
 from lacova.schema import DataError
 from lacova.table import Codec
@@ -27,6 +28,9 @@ class WhatIf(NamedTuple, Generic[Frame]):
             ends of a central interval, `..._lower` and `..._upper`. Intervals of a prediction are about y, noise
             included; those of a difference are about its mean, noise being the same in both.
         average: the same over all rows, one line per measurement; of the difference, with its interval.
+
+    A categorical measurement has a line for each level, `<measurement>_p_<level>`: its probability. The interval of a
+    probability is about how well it is known.
     """
 
     rows: Frame
@@ -64,32 +68,29 @@ def from_text(codec: Codec, name: str, text: str) -> Any:
 
 
 def compare(
-    codec: Codec, frame: pd.DataFrame, pairs: Iterable[tuple[Draws, Draws]], interval: float
+    codec: Codec, moments: Moments, frame: pd.DataFrame, pairs: Iterable[tuple[Draws, Draws]], interval: float
 ) -> WhatIf[pd.DataFrame]:
     """Summaries of paired draws."""
-    measurements = codec.schema.measurements
     found, total = [], torch.zeros(())
     for pair in pairs:
-        change = pair[1].location - pair[0].location
+        means = [moments(each.location if each.outputs is None else each.outputs, each.var)[0] for each in pair]
+        change = means[1] - means[0]
         part = {f"difference{end}": value for end, value in _ends(change, interval).items()}
-        for version, draws in zip(VERSIONS, pair, strict=True):
-            ends = {f"{version}{end}": value for end, value in _ends(draws.y, interval).items()}
-            part |= ends | {version: draws.location.mean(0).cpu()}
+        for version, draws, mean in zip(VERSIONS, pair, means, strict=True):
+            drawn = moments.drawn(draws.y, mean)
+            part |= {f"{version}{end}": value for end, value in _ends(drawn, interval).items()}
+            part |= {version: mean.mean(0).cpu()}
         found.append((pair[0].rows, part))
-        total = total + change.double().sum(1).cpu()
+        total = total + change.sum(1).cpu()
     whole = gather(found)
+    ends = [f"{name}{end}" for name in (*VERSIONS, "difference") for end in ("", "_lower", "_upper")]
     values = {
-        f"{name}{end}": in_units(codec, whole[f"{name}{end}"])
-        if name == "difference"
-        else codec.decode_measurements(whole[f"{name}{end}"])
-        for name in (*VERSIONS, "difference")
-        for end in ("", "_lower", "_upper")
+        name: whole[name].numpy() if name.startswith("difference") else moments.kept(whole[name]) for name in ends
     }
-    rows = long_form(frame, codec.schema, {"measurement": measurements}, values)
-    means = {version: codec.decode_measurements(whole[version].mean(0)) for version in VERSIONS}
-    change_of_mean = _ends(total / len(frame), interval)
-    differences = {f"difference{end}": in_units(codec, value) for end, value in change_of_mean.items()}
-    return WhatIf(rows, pd.DataFrame({"measurement": list(measurements)} | means | differences))
+    rows = long_form(frame, codec.schema, {"measurement": moments.names}, values)
+    averages = {version: moments.kept(whole[version].mean(0)) for version in VERSIONS}
+    of_means = {f"difference{end}": each.numpy() for end, each in _ends(total / len(frame), interval).items()}
+    return WhatIf(rows, pd.DataFrame({"measurement": list(moments.names)} | averages | of_means))
 
 
 def _ends(draws: torch.Tensor, interval: float) -> dict[str, torch.Tensor]:

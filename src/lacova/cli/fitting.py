@@ -1,0 +1,234 @@
+"""`fit`: from a table and its roles to a folder with a model."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from lacova.cli.common import MODEL, AsJson, Data, Device, Quiet, Seed, Stream, finite, print_json, read, say
+
+if TYPE_CHECKING:
+    from lacova.models import Model
+    from lacova.schema import Schema
+
+SCHEMA, TRAINING = "schema.toml", "training.csv"
+GO_ON = "The same command with --resume goes on."
+LEAST_UNITS = 20  # rows or instances below which none are held out
+
+
+class ModelName(StrEnum):
+    auto = "auto"
+    gp = "gp"
+    cvae = "cvae"
+
+
+def fit(
+    data: Data,
+    schema: Annotated[Path, typer.Option(help="TOML file with the roles of the columns", show_default=False)],
+    out: Annotated[Path, typer.Option(help="folder to write the model into", show_default=False)],
+    validation: Annotated[Path | None, typer.Option(help="a table to stop early on; else a share of DATA")] = None,
+    validation_share: Annotated[float, typer.Option(help="share of rows, or of instances, held out for that")] = 0.1,
+    model: Annotated[
+        ModelName, typer.Option(help="auto: gp where there is an instance or a time column")
+    ] = ModelName.auto,
+    prior: Annotated[str | None, typer.Option(help="formula of the GP prior, such as 'gp(day) + cat(sex)'")] = None,
+    latent_dim: Annotated[int, typer.Option(help="dimensions of z")] = 8,
+    covariates: Annotated[str, typer.Option(help="how to treat gaps in covariates")] = "joint",
+    epochs: Annotated[
+        int | None, typer.Option(help="most passes over the rows; 200, or more for small tables", show_default=False)
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="rows (100), or instances (20), per step")] = None,
+    stream: Stream = False,
+    checkpoint_every: Annotated[
+        int, typer.Option(help="steps after which the file RUN.checkpoint is written anew; 0 for none", min=0)
+    ] = 1000,
+    resume: Annotated[bool, typer.Option("--resume", help="go on from RUN.checkpoint, if it is there")] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace a model that is there, start again")] = False,
+    devices: Annotated[int, typer.Option(help="processes that share each batch, each with a GPU if any", min=1)] = 1,
+    nodes: Annotated[int, typer.Option(help="machines, under torchrun or srun; see docs/scaling.md", min=1)] = 1,
+    seed: Seed = 0,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Learn a model from a table with gaps."""
+    from lacova.distributed import writes
+    from lacova.files import check_folder
+    from lacova.schema import DataError, Schema
+
+    main = devices * nodes == 1 or writes()
+    quiet = quiet or not main
+    checkpoint = out.parent / f"{out.name}.checkpoint"
+    going_on = _check_checkpoint(checkpoint, checkpoint_every, resume, force)
+    _check_run(out, force or going_on)
+    check_folder(out.parent)
+    if not schema.exists():
+        raise DataError(f"there is no file {schema}; `lacova schema {data} --out {schema}` proposes one.")
+    roles = Schema.from_toml(schema)
+    learner = _learner(roles, model, prior, latent_dim, covariates)
+    if validation is None:
+        table, held_out = _split(read(data, stream), roles, validation_share, seed)
+    else:
+        table, held_out = read(data, stream), read(validation, stream)
+    say(f"Learning a {type(learner).__name__} from {_rows(data, table, held_out)}.", quiet)
+    more: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
+    if checkpoint_every:
+        more |= {"checkpoint": checkpoint, "checkpoint_every": checkpoint_every, "checkpoint_keep": True}
+    if devices * nodes > 1:
+        more |= {"devices": devices, "nodes": nodes}
+    if not going_on and main:
+        checkpoint.unlink(missing_ok=True)
+    more |= {"max_epochs": epochs, "seed": seed, "device": device, "progress": False if quiet else None}
+    _learn(learner, table, held_out, more, out if main else None, checkpoint)
+    if not main:
+        return
+    if as_json:
+        assert learner.training is not None
+        last = learner.training.tail(1).to_dict("records") or [{}]
+        print_json({"run": str(out), "model": type(learner).__name__, **finite(last[0])})
+    else:
+        say(
+            f"{learner.describe()}\nWritten to {out}. To fill the gaps:\n  lacova impute {out} {data} --out FILE", quiet
+        )
+    if learner.interrupted:
+        way = GO_ON if checkpoint.exists() else "There is no checkpoint to go on from."
+        typer.echo(f"lacova: interrupted; the model with the best weights so far is in {out}. {way}", err=True)
+        raise typer.Exit(130)
+    checkpoint.unlink(missing_ok=True)
+
+
+def _learn(
+    learner: Model, table: Any, held_out: Any, settings: Mapping[str, Any], out: Path | None, checkpoint: Path
+) -> None:
+    """Fit, and write the model into a folder, if this process is to write it."""
+    from lacova.files import write_table
+    from lacova.interrupt import InterruptedWarning
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", InterruptedWarning)
+            learner.fit(table, held_out, **settings)
+        if out is None:
+            return
+        assert learner.training is not None
+        with _new_folder(out) as folder:
+            learner.save(folder / MODEL)
+            learner.schema.to_toml(folder / SCHEMA)
+            write_table(learner.training, folder / TRAINING)
+    except KeyboardInterrupt:
+        if not checkpoint.exists():
+            raise
+        typer.echo(f"lacova: interrupted; no model was written. {GO_ON}", err=True)
+        raise typer.Exit(130) from None
+
+
+def _rows(data: Path, table: Any, held_out: Any) -> str:
+    import pandas as pd
+
+    rows = f"{len(table)} rows" if isinstance(table, pd.DataFrame) else str(data)
+    return f"{rows}, {len(held_out)} more to stop early on" if isinstance(held_out, pd.DataFrame) else rows
+
+
+def _learner(roles: Schema, name: ModelName, prior: str | None, latent_dim: int, covariates: str) -> Model:
+    """The model that was asked for, or that suits the schema."""
+    from lacova.models import CVAE, Covariates, GPPriorVAE
+
+    if covariates not in get_args(Covariates):
+        raise ValueError(f"--covariates is {covariates!r}; expected one of {', '.join(get_args(Covariates))}.")
+    settings: dict[str, Any] = {"latent_dim": latent_dim, "covariates": covariates}
+    longitudinal = roles.instance is not None or roles.time is not None
+    if name == ModelName.gp or (name == ModelName.auto and longitudinal):
+        return GPPriorVAE(roles, prior=prior, **settings)
+    if prior is not None:
+        raise ValueError("--prior is a formula for the GP prior; add --model gp.")
+    return CVAE(roles, **settings)
+
+
+def _check_run(out: Path, force: bool) -> None:
+    """Refuse to write over what is no model of ours, or over one that nobody agreed to lose."""
+    from lacova.schema import DataError
+
+    if out.exists() and not out.is_dir():
+        raise DataError(f"{out} is a file; --out names a folder for the model.")
+    if not out.exists() or not any(out.iterdir()):
+        return
+    if not (out / MODEL).exists():
+        raise DataError(f"the folder {out} holds other things; choose another for --out.")
+    if not force:
+        raise DataError(f"there is a model in {out} already; choose another folder, or add --force to replace it.")
+
+
+def _check_checkpoint(checkpoint: Path, every: int, resume: bool, force: bool) -> bool:
+    """Whether to go on from a checkpoint; one that is there is neither used nor lost unless somebody said so."""
+    from lacova.schema import DataError
+
+    if resume and force:
+        raise ValueError("give --resume to go on or --force to start again, not both.")
+    if resume and not every:
+        raise ValueError("--resume goes on with checkpoints, but --checkpoint-every is 0; leave that out.")
+    if checkpoint.exists() and not (resume or force):
+        raise DataError(
+            f"{checkpoint} is the checkpoint of a fit that has not ended; add --resume to go on, or --force to start "
+            "again."
+        )
+    return resume and checkpoint.exists()
+
+
+@contextmanager
+def _new_folder(out: Path) -> Iterator[Path]:
+    """A temporary folder beside `out` that takes its place if all goes well, and vanishes otherwise."""
+    from lacova.schema import DataError
+
+    temporary = Path(tempfile.mkdtemp(prefix=".lacova-", dir=out.parent))
+    old = temporary.with_name(f"{temporary.name}-old")
+    try:
+        yield temporary
+        temporary.chmod(0o755)
+        if out.exists():
+            out.rename(old)
+        temporary.rename(out)
+    except OSError as error:
+        if old.exists() and not out.exists():
+            old.rename(out)
+        raise DataError(f"{out} cannot be written: {error.strerror or error}.") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _split(table: Any, roles: Schema, share: float, seed: int) -> tuple[Any, Any]:
+    """Training rows, and a random share of the rows or of the instances to stop early on, if there are enough.
+
+    Of a stream, both are shares of it, by a random number of each row or instance.
+    """
+    import numpy as np
+    import pandas as pd
+
+    from lacova.parquet import Source, open_source
+
+    if not 0.0 <= share < 1.0:
+        raise ValueError(f"--validation-share is {share}; expected a share of at least 0 and below 1.")
+    if isinstance(table, Path):
+        source = open_source(table, roles.instance, roles.columns)
+        assert isinstance(source, Source)
+        enough = share * len(source) >= 10 * LEAST_UNITS
+        return (source.share(share, 1.0, seed), source.share(0.0, share, seed)) if enough else (source, None)
+    instance = roles.instance
+    if instance in table:
+        unit, names = pd.factorize(table[instance])
+        count = len(names)
+    else:
+        unit, count = np.arange(len(table)), len(table)
+    if count < LEAST_UNITS or round(share * count) == 0:
+        return table, None
+    chosen = np.random.default_rng(seed).choice(count, round(share * count), replace=False)
+    held_out = np.isin(unit, chosen)
+    return table[~held_out], table[held_out]

@@ -131,9 +131,7 @@ def _levels(vae: ConditionalVAE, batch: Batch, x: Tensor, generator: torch.Gener
     assert vae.intercepts is not None
     mean, var = vae.encode(batch)
     z = mean + var.sqrt() * _normal((len(x), *mean.shape), x, generator)
-    levels = vae.intercepts.levels(_decode(vae, z, x), batch, vae.likelihood.var)
-    drawn = levels.mean + levels.var.sqrt() * _normal(levels.mean.shape, x, generator)
-    return drawn[:, batch.patient]
+    return vae.intercepts.draw(_decode(vae, z, x), batch, vae.likelihood.var, generator).drawn
 
 
 def _decode(vae: ConditionalVAE, z: Tensor, x: Tensor) -> Tensor:

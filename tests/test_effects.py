@@ -49,7 +49,7 @@ def gappy(table, share=0.15, seed=3):
 @pytest.fixture(scope="module")
 def model():
     prior = "gp(day) + gp(dose) + cat(arm) + cat(id)"
-    fitted = lacova.GPPriorVAE(SCHEMA, prior=prior, latent_dim=3, inducing=20)
+    fitted = lacova.GPPriorVAE(SCHEMA, prior=prior, latent_dim=3, inducing=20, patient_effects="level")
     return fitted.fit(gappy(trial()), max_epochs=100, learning_rate=0.02, device="cpu")
 
 

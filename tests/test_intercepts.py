@@ -8,7 +8,7 @@ import torch
 import lacova
 from lacova.batches import Batch, Batches
 from lacova.families import GaussianLikelihood
-from lacova.intercepts import Intercepts, variance_parts
+from lacova.intercepts import DriftingIntercepts, Intercepts, variance_parts
 from lacova.objective import elbo
 from lacova.options import FitOptions
 from lacova.table import Codec
@@ -18,19 +18,33 @@ NOISE = torch.tensor([0.5, 2.0, 0.1], dtype=torch.double)
 SPREAD = torch.tensor([1.5, 0.3, 0.02], dtype=torch.double)
 
 
+DRIFT = torch.tensor([0.8, 0.4, 0.05], dtype=torch.double)
+RATE = torch.tensor([0.7, 3.0, 0.2], dtype=torch.double)
+
+
 def batch(seed=0):
-    """Patients of 3, 1, 4 and 2 visits, three measurements with gaps; the last patient has none of the first."""
+    """Patients of 3, 1, 4 and 2 visits, three measurements with gaps; the last patient has none of the first.
+
+    The first column of x is the time, which two visits lack.
+    """
     g = torch.Generator().manual_seed(seed)
     patient = torch.tensor([0, 0, 0, 1, 2, 2, 2, 2, 3, 3])
     y = torch.randn(10, 3, generator=g, dtype=torch.double)
     mask = torch.rand(10, 3, generator=g) < 0.7
     mask[8:, 0] = False
-    x = torch.zeros(10, 1, dtype=torch.double)
-    return Batch(torch.where(mask, y, 0.0), mask, x, torch.ones(10, 1, dtype=torch.bool), patient)
+    x = torch.rand(10, 1, generator=g, dtype=torch.double) * 3.0
+    known = torch.ones(10, 1, dtype=torch.bool)
+    known[[1, 6]] = False
+    return Batch(torch.where(mask, y, 0.0), mask, torch.where(known, x, 0.0), known, patient)
 
 
-def intercepts():
-    return Intercepts(SPREAD)
+def intercepts(drifting):
+    if not drifting:
+        return Intercepts(SPREAD)
+    found = DriftingIntercepts(SPREAD, DRIFT, 0)
+    with torch.no_grad():
+        found.raw_rate.copy_(RATE.log())
+    return found
 
 
 def likelihood():
@@ -39,34 +53,69 @@ def likelihood():
     return found
 
 
-def each(rows):
-    """Patient, measurement, its observed rows, and their covariance."""
+def covariance(rows, d, drifting):
+    """Of the levels of all rows on measurement d, patients apart."""
+    found = torch.zeros(10, 10, dtype=torch.double)
+    for i in range(10):
+        for j in range(10):
+            if rows.patient[i] == rows.patient[j]:
+                found[i, j] = SPREAD[d]
+                if drifting and (i == j or (rows.x_mask[i, 0] and rows.x_mask[j, 0])):
+                    found[i, j] += DRIFT[d] * torch.exp(-RATE[d] * abs(rows.x[i, 0] - rows.x[j, 0]))
+    return found
+
+
+both_kinds = pytest.mark.parametrize("drifting", [False, True], ids=["constant", "drifting"])
+
+
+@both_kinds
+def test_the_bound_is_the_density_of_correlated_residuals(drifting):
+    rows, location = batch(), torch.randn(2, 10, 3, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+    expected = torch.zeros(2, 4, dtype=torch.double)
     for p in range(4):
         for d in range(3):
             at = ((rows.patient == p) & rows.y_mask[:, d]).nonzero()[:, 0]
-            yield p, d, at, NOISE[d] * torch.eye(len(at), dtype=torch.double) + SPREAD[d]
-
-
-def test_the_bound_is_the_density_of_correlated_residuals():
-    rows, location = batch(), torch.randn(2, 10, 3, dtype=torch.double, generator=torch.Generator().manual_seed(1))
-    expected = torch.zeros(2, 4, dtype=torch.double)
-    for p, d, at, covariance in each(rows):
-        if len(at):
-            law = torch.distributions.MultivariateNormal(torch.zeros(len(at), dtype=torch.double), covariance)
-            expected[:, p] += law.log_prob(rows.y[at, d] - location[:, at, d])
+            if len(at):
+                own = covariance(rows, d, drifting)[at][:, at] + NOISE[d] * torch.eye(len(at), dtype=torch.double)
+                law = torch.distributions.MultivariateNormal(torch.zeros(len(at), dtype=torch.double), own)
+                expected[:, p] += law.log_prob(rows.y[at, d] - location[:, at, d])
     apart = likelihood().log_prob(location, rows.y, rows.y_mask)
     found = torch.zeros(2, 4, dtype=torch.double).index_add(1, rows.patient, apart)
-    torch.testing.assert_close(found + intercepts().gain(location, rows, NOISE), expected)
+    torch.testing.assert_close(found + intercepts(drifting).gain(location, rows, NOISE), expected)
 
 
-def test_levels_are_the_conditional_of_the_joint_normal():
+@both_kinds
+def test_levels_are_the_conditional_of_the_joint_normal(drifting):
     rows, location = batch(), torch.randn(1, 10, 3, dtype=torch.double, generator=torch.Generator().manual_seed(2))
-    found = intercepts().levels(location, rows, NOISE)
-    for p, d, at, covariance in each(rows):
-        gain = torch.linalg.solve(covariance, torch.full((len(at),), float(SPREAD[d]), dtype=torch.double))
+    draws = 20_000
+    found = intercepts(drifting).draw(location.expand(draws, -1, -1), rows, NOISE, torch.Generator().manual_seed(0))
+    expected = intercepts(drifting).expect(location, rows, NOISE)[0]
+    for d in range(3):
+        k, at = covariance(rows, d, drifting), rows.y_mask[:, d].nonzero()[:, 0]
+        gain = torch.linalg.solve(k[at][:, at] + NOISE[d] * torch.eye(len(at), dtype=torch.double), k[at]).T
         mean = gain @ (rows.y[at, d] - location[0, at, d])
-        torch.testing.assert_close(found.mean[0, p, d], mean)
-        torch.testing.assert_close(found.var[0, p, d], SPREAD[d] - gain.sum() * SPREAD[d])
+        left = k - gain @ k[at]
+        torch.testing.assert_close(expected[:, d], mean)
+        torch.testing.assert_close(found.mean[0, :, d], mean)
+        torch.testing.assert_close(found.var.expand(draws, -1, -1)[0, :, d], left.diagonal())
+        drawn = found.drawn[:, :, d]
+        torch.testing.assert_close(drawn.mean(0), mean, rtol=0, atol=float(5 * (left.diagonal().max() / draws).sqrt()))
+        torch.testing.assert_close(drawn.T.cov(), left, rtol=0, atol=float(0.05 * left.diagonal().max()))
+
+
+def test_rows_that_fill_up_a_shape_change_nothing():
+    """As a captured step has them: more rows than any patient has places, of a patient of their own."""
+    rows, kind = batch(), intercepts(True)
+    location = torch.randn(2, 10, 3, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+    more = Batch(
+        *(torch.cat([part, part.new_zeros(6, part.shape[1])]) for part in (rows.y, rows.y_mask, rows.x)),
+        torch.cat([rows.x_mask, rows.x_mask.new_ones(6, 1)]), torch.cat([rows.patient, torch.full((6,), 4)]),
+        count=5, longest=4,
+    )  # fmt: skip
+    wide = torch.cat([location, torch.ones(2, 6, 3, dtype=torch.double)], 1)
+    torch.testing.assert_close(kind.gain(wide, more, NOISE)[:, :4], kind.gain(location, rows, NOISE))
+    torch.testing.assert_close(kind.gain(wide, more, NOISE)[:, 4], torch.zeros(2, dtype=torch.double))
+    torch.testing.assert_close(kind.expect(wide, more, NOISE)[:, :10], kind.expect(location, rows, NOISE))
 
 
 def test_variances_to_start_from_add_up():
@@ -116,7 +165,9 @@ def test_a_forecast_starts_from_the_patients_own_level(fitted):
 
 
 def test_shrunk_means_joint_draws_and_the_likelihood_of_a_row():
-    model = lacova.GPPriorVAE(SCHEMA, latent_dim=1, inducing=4, scaling="none").fit(visits(30), max_epochs=2)
+    model = lacova.GPPriorVAE(SCHEMA, latent_dim=1, inducing=4, scaling="none", patient_effects="level").fit(
+        visits(30), max_epochs=2
+    )
     noise, spread = without_a_decoder(model)
     new = visits(3, seed=8)
     past, future = new[new.day < 4], new[new.day >= 4]
@@ -138,7 +189,9 @@ def test_shrunk_means_joint_draws_and_the_likelihood_of_a_row():
 
 
 def test_imputed_entries_follow_the_patients_others():
-    model = lacova.GPPriorVAE(SCHEMA, latent_dim=1, inducing=4, scaling="none").fit(visits(30), max_epochs=2)
+    model = lacova.GPPriorVAE(SCHEMA, latent_dim=1, inducing=4, scaling="none", patient_effects="level").fit(
+        visits(30), max_epochs=2
+    )
     noise, spread = without_a_decoder(model)
     new = visits(3, seed=9)
     gone = new.assign(alt=new["alt"].mask(new["day"] == 2.0))
@@ -150,7 +203,7 @@ def test_imputed_entries_follow_the_patients_others():
 
 def test_levels_without_spread_change_nothing(monkeypatch):
     table = visits(10)
-    model = lacova.GPPriorVAE(SCHEMA, latent_dim=2, inducing=6).fit(table, max_epochs=1)
+    model = lacova.GPPriorVAE(SCHEMA, latent_dim=2, inducing=6, patient_effects="level").fit(table, max_epochs=1)
     _, vae = model._fitted()
     rows = Batches(model._encode(table)).batch(torch.arange(10))
 
@@ -169,7 +222,9 @@ def test_levels_without_spread_change_nothing(monkeypatch):
 
 def test_the_encoder_sees_the_patients_usual_and_what_a_visit_has_beyond_it():
     table = visits(10)
-    model = lacova.GPPriorVAE(SCHEMA, latent_dim=2, inducing=6, scaling="none").fit(table, max_epochs=1)
+    model = lacova.GPPriorVAE(SCHEMA, latent_dim=2, inducing=6, scaling="none", patient_effects="level").fit(
+        table, max_epochs=1
+    )
     _, vae = model._fitted()
     seen = []
     vae.encoder.register_forward_pre_hook(lambda _, given: seen.append(given))
@@ -208,3 +263,32 @@ def test_a_measurement_that_is_constant_in_training_does_not_decide_when_to_stop
             model.fit(train.assign(**same), held_out.assign(ast=other), max_epochs=3, batch_size=5)
         bounds.append(model.training["validation"])
     pd.testing.assert_series_equal(*bounds)
+
+
+def test_a_level_that_drifts_is_learnt_and_used():
+    """A random walk towards 0 besides a level: a gap is filled by the visits next to it, not by the patient's mean."""
+    rng = np.random.default_rng(4)
+    table = visits(80, own=0.7, noise=0.1)
+    walk = rng.normal(0, 1, (80, 1))
+    for _ in range(5):
+        last = walk[:, -1:]
+        walk = np.hstack([walk, np.exp(-0.3) * last + np.sqrt(1 - np.exp(-0.6)) * rng.normal(0, 1, (80, 1))])
+    table["alt"] += walk.reshape(-1)
+    gone = table.assign(alt=table["alt"].mask(table["day"] == 3.0))
+    error, models = {}, {}
+    for kind in (True, "level"):
+        model = lacova.GPPriorVAE(SCHEMA, latent_dim=1, inducing=6, scaling="none", patient_effects=kind)
+        model.fit(table[table["id"] < 60], max_epochs=60, seed=0)
+        found = model.impute(gone[gone["id"] >= 60], interval=0.9)
+        new = table[table["id"] >= 60].reset_index(drop=True)
+        at = (new["day"] == 3.0).to_numpy()
+        error[kind] = np.sqrt(np.mean((found["alt"].to_numpy() - new["alt"])[at] ** 2))
+        models[kind] = model._vae.intercepts.requires_grad_(False)
+    drifting = models[True]
+    rate = float(drifting.raw_rate[0].exp()) / table["day"].std()
+    assert isinstance(drifting, DriftingIntercepts)
+    assert not isinstance(models["level"], DriftingIntercepts)
+    assert float(drifting.raw_drift[0].exp()) == pytest.approx(1.0, abs=0.5)
+    assert rate == pytest.approx(0.3, abs=0.2)
+    assert float(drifting.raw_drift[1].exp()) < 0.05  # ast has a level alone
+    assert error[True] < 0.8 * error["level"]

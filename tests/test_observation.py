@@ -417,9 +417,9 @@ def test_levels_of_intercepts_belong_to_gaussian_columns_only(model):
     batch = Batches(table).batch(torch.arange(len(table.labels)))
     outputs = torch.zeros(1, len(table), vae.measurements.output_width)
     with torch.no_grad():
-        before = vae.intercepts.levels(*vae.levelled(outputs, batch)).mean
+        before = vae.intercepts.expect(*vae.levelled(outputs, batch))
         y = batch.y.clone()
         y[:, 2:] = 1.0
-        after = vae.intercepts.levels(*vae.levelled(outputs, replace(batch, y=y))).mean
+        after = vae.intercepts.expect(*vae.levelled(outputs, replace(batch, y=y)))
     assert torch.equal(before, after)
     assert isinstance(vae.intercepts, Intercepts)

@@ -15,6 +15,7 @@ import itertools
 import os
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,42 +29,54 @@ from reproduction.pool import work
 
 RESULTS = Path(__file__).with_name("results.jsonl")
 KEY = ("dataset", "task", "missing", "seed", "method")
-OURS = {"lacova": {}, "without levels": {"patient_effects": False}}
+OURS: dict[str, dict[str, Any]] = {  # one setting for all tasks and tables, and what it is made of left out
+    "lacova": {"scaling": "normal"},
+    "standard scaling": {},
+    "constant levels": {"scaling": "normal", "patient_effects": "level"},
+    "without levels": {"scaling": "normal", "patient_effects": False},
+}
 METHODS = (*PEERS, *OURS)
 SCORES = ("rmse", "crps", "coverage90", "width90")
 
 
-def by_lacova(asked: Task, seed: int, device: str, **settings: Any) -> tuple[Floats, dict[str, Any]]:
+def by_lacova(asked: Sequence[Task], seed: int, device: str, settings: dict[str, Any]) -> Iterator[Floats]:
+    """Answers to several questions about the same patients, by one model: what it learns from is the same."""
     import lacova
 
-    model = lacova.GPPriorVAE(asked.schema, **settings)
-    model.fit(asked.train, asked.validation, seed=seed, device=device, progress=False)
-    about = {"epochs": len(model.training)}
-    if asked.kind == "impute":
-        drawn = model.impute(asked.test, draws=DRAWS, seed=seed)
-    else:
-        future = asked.future
-        history = None if asked.kind == "predict" else asked.test[~future]
-        drawn = model.sample(asked.test[future], history, draws=DRAWS, seed=seed)
-        found = np.full((DRAWS, *asked.truth.shape), np.nan)
-        found[:, future] = drawn[asked.measurements].to_numpy().reshape(DRAWS, int(future.sum()), -1)
-        return found, about
-    return drawn[asked.measurements].to_numpy(dtype=float).reshape(DRAWS, len(asked.test), -1), about
+    model = lacova.GPPriorVAE(asked[0].schema, **settings)
+    model.fit(asked[0].train, asked[0].validation, seed=seed, device=device, progress=False)
+    for each in asked:
+        names, future = each.measurements, each.future
+        if each.kind == "impute":
+            drawn = model.impute(each.test, draws=DRAWS, seed=seed)
+            yield drawn[names].to_numpy(dtype=float).reshape(DRAWS, len(each.test), -1)
+        else:
+            history = None if each.kind == "predict" else each.test[~future]
+            drawn = model.sample(each.test[future], history, draws=DRAWS, seed=seed)
+            found = np.full((DRAWS, *each.truth.shape), np.nan)
+            found[:, future] = drawn[names].to_numpy(dtype=float).reshape(DRAWS, int(future.sum()), -1)
+            yield found
 
 
-def compute(dataset: str, kind: str, missing: float, seed: int, method: str, folder: Path, device: str) -> list[dict]:
+def compute(
+    dataset: str, missing: float, seed: int, method: str, kinds: Sequence[str], folder: Path, device: str
+) -> list[dict[str, Any]]:
+    """A line per kind of question."""
     import torch
 
     torch.set_num_threads(1)
-    asked = task(kind, dataset, missing, seed, folder)
-    started = time.perf_counter()
+    asked = [task(kind, dataset, missing, seed, folder) for kind in kinds]
+    started, lines = time.perf_counter(), []
     if method in PEERS:
-        draws, about = PEERS[method](asked, seed), {}
+        answers: Iterator[Floats] = (PEERS[method](each, seed) for each in asked)
     else:
-        draws, about = by_lacova(asked, seed, device, **OURS[method])
-    seconds = round(time.perf_counter() - started, 1)
-    key = dict(zip(KEY, (dataset, kind, missing, seed, method), strict=True))
-    return [key | scores(asked, draws) | {"seconds": seconds} | about]
+        answers = by_lacova(asked, seed, device, OURS[method])
+    for each, draws in zip(asked, answers, strict=True):
+        seconds = round(time.perf_counter() - started, 1)
+        key = dict(zip(KEY, (dataset, each.kind, missing, seed, method), strict=True))
+        lines.append(key | scores(each, draws) | {"seconds": seconds})
+        started = time.perf_counter()
+    return lines
 
 
 def run(options: argparse.Namespace) -> int:
@@ -71,24 +84,25 @@ def run(options: argparse.Namespace) -> int:
         raise SystemExit("name the folder of the data: --data, or the environment variable LACOVA_DATA.")
     results.mend(options.results)
     done = {tuple(line[k] for k in KEY) for line in results.read(options.results, KEY)}
-    cells = [
-        (d, k, m, s, method)
-        for s, m, d, k, method in itertools.product(
-            options.seeds, options.missing, options.datasets, options.tasks, options.methods
-        )
-    ]
-    left = [cell for cell in cells if cell not in done]
-    print(f"{len(left)} cells to do, {len(cells) - len(left)} done", file=sys.stderr, flush=True)
+    jobs = []
+    for seed, missing, dataset, method in itertools.product(
+        options.seeds, options.missing, options.datasets, options.methods
+    ):
+        kinds = [kind for kind in options.tasks if (dataset, kind, missing, seed, method) not in done]
+        if kinds:
+            jobs.append((dataset, missing, seed, method, kinds, options.data, options.device))
+    print(f"{sum(len(job[4]) for job in jobs)} cells to do, in {len(jobs)} jobs", file=sys.stderr, flush=True)
     failed = 0
-    tasks = [(*cell, options.data, options.device) for cell in left]
-    for place, found, error in work(compute, tasks, options.workers, lambda: True):
-        name = " ".join(map(str, left[place]))
-        if error is None:
-            results.append(options.results, found)
-            print(f"{name}: rmse {found[0]['rmse']}, crps {found[0]['crps']} ({found[0]['seconds']} s)", flush=True)
-        else:
+    for place, found, error in work(compute, jobs, options.workers, lambda: True):
+        name = " ".join(map(str, jobs[place][:4]))
+        if error is not None:
             failed += 1
             print(f"{name}: {error}", file=sys.stderr, flush=True)
+            continue
+        results.append(options.results, found)
+        for line in found:
+            told = f"rmse {line['rmse']}, crps {line['crps']} ({line['seconds']} s)"
+            print(f"{name}, {line['task']}: {told}", flush=True)
     return failed
 
 

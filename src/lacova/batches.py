@@ -33,6 +33,7 @@ class Batch:
     given: RowPrior | None = None
     count: int | None = None  # of patients, where it is known without looking
     real: Tensor | None = None
+    longest: int | None = None  # rows of a patient, at most, where it is known without looking
 
     def __len__(self) -> int:
         return len(self.y)
@@ -48,6 +49,11 @@ class Batch:
         first = torch.full((self.patients,), len(self), device=self.patient.device)
         rows = torch.arange(len(self), device=self.patient.device)
         return first.scatter_reduce(0, self.patient, rows, "amin")[self.patient]
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """The rows by patient."""
+        return blocks(self.patient, self.patients, self.longest)
 
     def take(self, rows: Tensor) -> Batch:
         """The rows chosen by a mask (N̂,), their patients numbered anew."""
@@ -67,10 +73,18 @@ class Blocks(NamedTuple):
         return values[..., self.places] * self.filled
 
 
-def blocks(group: Tensor, groups: int = 0) -> Blocks:
-    """Pad adjacent rows of equal `group` (0, 0, 1, 1, 1, …) to a rectangle of at least `groups` lines."""
-    counts = torch.bincount(group, minlength=groups)
-    place = torch.arange(max(int(counts.max()), 1), device=group.device)
+def blocks(group: Tensor, groups: int = 0, longest: int | None = None) -> Blocks:
+    """Pad adjacent rows of equal `group` (0, 0, 1, 1, 1, …) to a rectangle of at least `groups` lines.
+
+    Where `longest` says how long lines are, nothing waits for the device; there are then `groups` lines, and what is
+    longer is cut off.
+    """
+    if longest is None:
+        counts = torch.bincount(group, minlength=groups)
+        longest = max(int(counts.max()), 1)
+    else:
+        counts = group.new_zeros(groups).index_add(0, group, torch.ones_like(group))
+    place = torch.arange(longest, device=group.device)
     filled = place < counts[:, None]
     start = counts.cumsum(0) - counts
     return Blocks(torch.where(filled, start[:, None] + place, 0), filled)
@@ -112,8 +126,9 @@ class Batches:
         rows, unit = rows.to(device), unit.to(device)
         given = None if t.given is None else t.given.take(rows)
         return Batch(
-            t.y[rows], t.y_mask[rows], t.x[rows], t.x_mask[rows], unit, self.units / len(units), given, len(units)
-        )
+            t.y[rows], t.y_mask[rows], t.x[rows], t.x_mask[rows], unit, self.units / len(units), given, len(units),
+            longest=None if t.patient is None else int(self._counts[units].max()),
+        )  # fmt: skip
 
     def shuffled(self, generator: torch.Generator) -> Iterator[Tensor]:
         """The units of each batch, every unit once, in random order."""

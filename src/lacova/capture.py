@@ -127,10 +127,10 @@ def padded(lesson: Lesson | Ticket, sizes: dict[str, int], units: int) -> Lesson
             lesson, rows=_grow(lesson.rows, rows, 0), real=_grow(lesson.real, rows, False),
             open=_grow(lesson.open, sizes["open"], 0), open_real=_grow(lesson.open_real, sizes["open"], 0),
         )  # fmt: skip
-    hidden = lesson.hidden
+    hidden, visits = lesson.hidden, sizes["visits"] or None
     return Lesson(
-        _pad_batch(lesson.shown, rows, units), _pad_plan(lesson.how, sizes, units),
-        None if hidden is None else _pad_batch(hidden, rows, units),
+        _pad_batch(lesson.shown, rows, units, visits), _pad_plan(lesson.how, sizes, units),
+        None if hidden is None else _pad_batch(hidden, rows, units, visits),
     )  # fmt: skip
 
 
@@ -153,7 +153,7 @@ def _sizes(lesson: Lesson | Ticket) -> dict[str, int]:
     if isinstance(lesson, Ticket):
         return {"rows": len(lesson.rows), "open": len(lesson.open)}
     how = lesson.how
-    visits = 0 if how.pad is None else how.pad.places.shape[1]
+    visits = max(lesson.shown.longest or 0, 0 if how.pad is None else how.pad.places.shape[1])
     return {
         "rows": len(lesson.shown), "lines": len(how.row), "scenarios": len(how.chance), "pairs": len(how.line),
         "open": len(how.open), "visits": visits,
@@ -175,7 +175,7 @@ def _grow(values: Tensor, size: int, filler: float, dim: int = 0) -> Tensor:
     return torch.cat([values, values.new_full(shape, filler)], dim)
 
 
-def _pad_batch(batch: Batch, rows: int, units: int) -> Batch:
+def _pad_batch(batch: Batch, rows: int, units: int, visits: int | None) -> Batch:
     given = batch.given
     if given is not None:
         belief = given.belief
@@ -189,7 +189,7 @@ def _pad_batch(batch: Batch, rows: int, units: int) -> Batch:
     return Batch(
         _grow(batch.y, rows, 0), _grow(batch.y_mask, rows, False), _grow(batch.x, rows, 0),
         _grow(batch.x_mask, rows, True), _grow(batch.patient, rows, units), scale, given, units + 1,
-        _grow(torch.ones(len(batch), device=batch.x.device, dtype=batch.x.dtype), rows, 0),
+        _grow(torch.ones(len(batch), device=batch.x.device, dtype=batch.x.dtype), rows, 0), visits,
     )  # fmt: skip
 
 

@@ -144,8 +144,7 @@ def _levels(vae: ConditionalVAE, batch: Batch, x: Tensor, generator: torch.Gener
     mean, var = vae.encode(batch)
     z = mean + var.sqrt() * _normal((len(x), *mean.shape), x, generator)
     outputs = _decode(vae, z, x)
-    levels = vae.intercepts.levels(*vae.levelled(outputs, batch))
-    drawn = (levels.mean + levels.var.sqrt() * _normal(levels.mean.shape, x, generator))[:, batch.patient]
+    drawn = vae.intercepts.draw(*vae.levelled(outputs, batch), generator).drawn
     if not isinstance(vae.likelihood, MixedLikelihood):
         return drawn
     return torch.zeros_like(outputs).index_copy_(-1, vae.likelihood.gaussian[1], drawn)

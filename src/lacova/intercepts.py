@@ -1,7 +1,8 @@
-"""Each patient's own level of each measurement, b_pd ~ N(0, τ_d²), integrated out exactly.
+"""Each patient's own level of each measurement, constant or drifting with time, integrated out exactly.
 
-y_pid = location_pid + b_pd + ε. A patient's residuals on measurement d have the covariance σ_d²I + τ_d²11ᵀ: by Sherman
-and Morrison, all that is needed of them is their number, their sum and their sum of squares.
+y_pid = location_pid + b_pd(t_pi) + ε. A constant level b_pd ~ N(0, τ_d²) gives a patient's residuals on measurement d
+the covariance σ_d²I + τ_d²11ᵀ: by Sherman and Morrison, all that is needed of them is their number, their sum and their
+sum of squares. A level that drifts adds ω_d² exp(−λ_d|t − t'|), and takes a small matrix per patient and measurement.
 """
 
 from __future__ import annotations
@@ -11,17 +12,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lacova.batches import Batch
+from lacova.batches import Batch, Blocks
+from lacova.linalg import cholesky, whitener
 from lacova.table import Table
 
-LEAST = 1e-3  # of τ_d² to start from, in units of the scaled measurement
+LEAST = 1e-3  # of τ_d² and ω_d² to start from, in units of the scaled measurement
 
 
 class Levels(NamedTuple):
-    """What is known of b of each patient: normal, with mean and variance (…×P×D)."""
+    """What is known of b at each row: mean and variance, which broadcasts, and a draw, joint within patients."""
 
     mean: Tensor
     var: Tensor
+    drawn: Tensor
 
 
 class Intercepts(nn.Module):
@@ -37,7 +40,7 @@ class Intercepts(nn.Module):
 
     @property
     def var(self) -> Tensor:
-        """τ² (D,)."""
+        """Variance of b at a row (D,)."""
         return self.raw.exp()
 
     def gain(self, location: Tensor, batch: Batch, noise: Tensor) -> Tensor:
@@ -54,11 +57,88 @@ class Intercepts(nn.Module):
         var, spread = self.var, noise + count * self.var
         return 0.5 * (var * total.square() / (noise * spread) - (spread / noise).log()).sum(-1)
 
-    def levels(self, location: Tensor, batch: Batch, noise: Tensor) -> Levels:
-        """b given the observed measurements, at this location of y: shrunk means of the residuals."""
+    def expect(self, location: Tensor, batch: Batch, noise: Tensor) -> Tensor:
+        """E b at each row (…×N̂×D) given all observed measurements, at this location of y: shrunk residuals."""
         count, total = _sums(location, batch)
-        spread = noise + count * self.var
-        return Levels(self.var * total / spread, (self.var * noise / spread).expand_as(total))
+        return (self.var * total / (noise + count * self.var))[..., batch.patient, :]
+
+    def draw(self, location: Tensor, batch: Batch, noise: Tensor, generator: torch.Generator) -> Levels:
+        """b at each row given all observed measurements."""
+        count, total = _sums(location, batch)
+        spread, at = noise + count * self.var, batch.patient
+        mean, var = self.var * total / spread, (self.var * noise / spread).expand_as(total)
+        drawn = mean + var.sqrt() * _normal(mean, generator)
+        return Levels(mean[..., at, :], var[..., at, :], drawn[..., at, :])
+
+
+class DriftingIntercepts(Intercepts):
+    """Levels that also drift: b_pd(t) = b_pd + an Ornstein-Uhlenbeck process of variance ω_d² and rate λ_d.
+
+    A visit whose time is missing has a drift of its own, which says nothing of other visits.
+
+    Args:
+        start: τ_d² to start from (D,).
+        drift: ω_d² to start from (D,).
+        time: the column of x that holds the time.
+    """
+
+    def __init__(self, start: Tensor, drift: Tensor, time: int) -> None:
+        super().__init__(start)
+        self.raw_drift = nn.Parameter(drift.clamp_min(LEAST).log())
+        self.raw_rate = nn.Parameter(torch.zeros_like(start))  # per standard deviation of the time
+        self.time = time
+
+    @property
+    def var(self) -> Tensor:
+        return self.raw.exp() + self.raw_drift.exp()
+
+    def gain(self, location: Tensor, batch: Batch, noise: Tensor) -> Tensor:
+        """½ [ rᵀr/σ² − rᵀ(σ²I + K)⁻¹r − log |I + K/σ²| ], summed over measurements."""
+        pad, noise = batch.blocks, noise.double()
+        seen, root = self._whitener(self._covariance(batch, pad), batch, pad, noise)
+        r = _residuals(location, batch, pad, seen)
+        apart = (r.square() / noise[:, None, None]).sum(-1)
+        together = torch.einsum("dpij,...dpj->...dpi", root, r).square().sum(-1)
+        log_det = -2.0 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1) - (seen * noise.log()[:, None, None]).sum(-1)
+        return 0.5 * (apart - together - log_det).sum(-2).to(location.dtype)
+
+    def expect(self, location: Tensor, batch: Batch, noise: Tensor) -> Tensor:
+        pad = batch.blocks
+        k = self._covariance(batch, pad)
+        seen, root = self._whitener(k, batch, pad, noise.double())
+        white = torch.einsum("dpij,...dpj->...dpi", root, _residuals(location, batch, pad, seen))
+        weight = torch.einsum("dpji,...dpj->...dpi", root, white) * seen
+        return _at_rows(torch.einsum("dpij,...dpj->...dpi", k, weight), batch, pad).to(location.dtype)
+
+    def draw(self, location: Tensor, batch: Batch, noise: Tensor, generator: torch.Generator) -> Levels:
+        pad = batch.blocks
+        k = self._covariance(batch, pad)
+        seen, root = self._whitener(k, batch, pad, noise.double())
+        half = torch.einsum("dpki,dpij->dpkj", root, k * seen[..., :, None])
+        gain = torch.einsum("dpki,dpkj->dpij", half, root) * seen[..., None, :]
+        mean = torch.einsum("dpij,...dpj->...dpi", gain, _residuals(location, batch, pad, seen)).to(location.dtype)
+        left = k - half.transpose(-1, -2) @ half
+        var = left.diagonal(dim1=-2, dim2=-1).clamp_min(0.0).to(location.dtype)
+        factor = cholesky(left + torch.diag_embed((~pad.filled).to(left.dtype))).to(location.dtype)
+        drawn = mean + torch.einsum("dpij,...dpj->...dpi", factor, _normal(mean, generator))
+        return Levels(*(_at_rows(part, batch, pad) for part in (mean, var.expand_as(mean), drawn)))
+
+    def _covariance(self, batch: Batch, pad: Blocks) -> Tensor:
+        """K of each patient's visits (D×P×n×n), zero where padded. Such small matrices are all of float64."""
+        time, known = batch.x[:, self.time].double()[pad.places], batch.x_mask[:, self.time][pad.places]
+        apart = (time[:, :, None] - time[:, None, :]).abs()
+        itself = torch.eye(time.shape[1], dtype=torch.bool, device=time.device)
+        related = (known[:, :, None] & known[:, None, :]) | itself
+        level, drift, rate = (
+            raw.double().exp()[:, None, None, None] for raw in (self.raw, self.raw_drift, self.raw_rate)
+        )
+        return (level + drift * related * (-rate * apart).exp()) * (pad.filled[:, :, None] & pad.filled[:, None, :])
+
+    def _whitener(self, k: Tensor, batch: Batch, pad: Blocks, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Which places are observed (D×P×n), and C⁻¹ of their covariance C Cᵀ; others are unit and apart."""
+        seen = (batch.y_mask[pad.places] & pad.filled[..., None]).permute(2, 0, 1)
+        both = seen[..., :, None] & seen[..., None, :]
+        return seen, whitener(k * both + torch.diag_embed(torch.where(seen, noise[:, None, None], 1.0)))
 
 
 def variance_parts(table: Table) -> tuple[Tensor, Tensor]:
@@ -86,3 +166,18 @@ def _sums(location: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     residual = (batch.y - location) * seen
     shape = (*residual.shape[:-2], *zero.shape)
     return count, residual.new_zeros(shape).index_add(-2, batch.patient, residual)
+
+
+def _residuals(location: Tensor, batch: Batch, pad: Blocks, seen: Tensor) -> Tensor:
+    """y − location by measurement and patient (…×D×P×n), zero where not observed."""
+    return (batch.y - location).double()[..., pad.places, :].movedim(-1, -3) * seen
+
+
+def _at_rows(values: Tensor, batch: Batch, pad: Blocks) -> Tensor:
+    """…×D×P×n to …×N̂×D. Rows that only fill up a shape may be more than a patient has places."""
+    within = torch.arange(len(batch), device=values.device) - pad.places[batch.patient, 0]
+    return values[..., batch.patient, within.clamp_max(pad.places.shape[1] - 1)].movedim(-2, -1)
+
+
+def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)

@@ -34,7 +34,7 @@ from lacova.gp.factors import check_passed
 from lacova.gp.formula import components
 from lacova.gp.inducing import InducingPoints, spread_rows
 from lacova.gp.kernels import AdditiveKernel
-from lacova.intercepts import Intercepts, variance_parts
+from lacova.intercepts import DriftingIntercepts, Intercepts, variance_parts
 from lacova.interrupt import InterruptedWarning
 from lacova.labels import Fingerprints
 from lacova.likelihoods import Likelihood, blank, learn
@@ -50,6 +50,8 @@ from lacova.survey import lay_out, survey
 from lacova.table import Codec, Table
 from lacova.vae import ConditionalVAE
 
+# A drift takes a matrix per patient and measurement in every step, and pixels are explained by the decoder.
+MOST_DRIFTING = 200
 Covariates = Literal["joint", "factorised", "paper", "mean", "knn", "iterative", "zero", "oracle"]
 
 
@@ -133,6 +135,10 @@ class Model(Answering, ABC):
     def _has_intercepts(self) -> bool:
         return False
 
+    @property
+    def _levels_drift(self) -> bool:
+        return False
+
     @abstractmethod
     def _latent_prior(self, codec: Codec, inputs: Callable[[int], Tensor]) -> LatentPrior:
         """p(z | x); `inputs` gives as many inducing inputs as are asked for, or as there are different rows."""
@@ -162,10 +168,12 @@ class Model(Answering, ABC):
                 (`lacova[distributed]`) and, in a script, `if __name__ == "__main__":`.
             nodes: machines, on each of which torchrun or SLURM has started so many processes; see docs/scaling.md.
             **options: the other fields of `lacova.FitOptions` (batch_size, learning_rate, patience, ...); a batch has
-                100 rows, or 20 patients, unless you say otherwise.
+                100 rows, or 10 patients, unless you say otherwise, and the learning rate is 0.001, or 0.003.
         """
+        rows = self.schema.instance is None
         usual = {
-            "batch_size": 100 if self.schema.instance is None else 20,
+            "batch_size": 100 if rows else 10,
+            "learning_rate": 1e-3 if rows else 3e-3,
             "latent_weight": self.latent_weight,
             "recall": float(self.covariates in ("joint", "factorised")),
         }
@@ -253,8 +261,9 @@ class Model(Answering, ABC):
         columns, noise = codec.measurements.columns("gaussian"), learn(codec.measurements, table, self.noise_floor)
         if between is None or within is None:
             return self._join(codec, marginal, prior, latent, noise)
-        noise.start_at(within[columns])
-        return self._join(codec, marginal, prior, latent, noise, Intercepts(between[columns]))
+        intercepts = self._intercepts(codec, between[columns], within[columns])
+        noise.start_at((between + within)[columns] - intercepts.var.detach())
+        return self._join(codec, marginal, prior, latent, noise, intercepts)
 
     def _blank(self, codec: Codec, sizes: Mapping[str, int]) -> ConditionalVAE:
         """Of the right shape, to read stored numbers into; `sizes` are those that training rows decide."""
@@ -269,9 +278,16 @@ class Model(Answering, ABC):
                 generators = rates.new_zeros(len(rates), space.max_levels, space.max_levels)
                 prior = LongitudinalPrior(mixture, FactorisedPrior.blank(space), rates, self._time(codec), generators)
         latent = self._latent_prior(codec, lambda _: torch.zeros(sizes["inducing"], len(space.names)))
-        columns = codec.measurements.columns("gaussian")
-        intercepts = Intercepts(torch.ones(len(columns))) if self._has_levels(codec) else None
+        ones = torch.ones(len(codec.measurements.columns("gaussian")))
+        intercepts = self._intercepts(codec, ones, ones) if self._has_levels(codec) else None
         return self._join(codec, marginal, prior, latent, blank(codec.measurements, self.noise_floor), intercepts)
+
+    def _intercepts(self, codec: Codec, between: Tensor, within: Tensor) -> Intercepts:
+        """Levels with the variance between patients; drift starts with half of that within them."""
+        time = self._time(codec)
+        if time is None or not self._levels_drift:
+            return Intercepts(between)
+        return DriftingIntercepts(between, within / 2.0, time)
 
     def _has_levels(self, codec: Codec) -> bool:
         """Whether patients have levels of their own: of Gaussian columns, if there are any."""
@@ -418,7 +434,8 @@ class GPPriorVAE(Model):
         expectation: "sample" or "exact": how the bound is integrated over missing covariates. Exact sums are for
             formulas of `gp` and `cat`, and grow with the square of the number of components.
         patient_effects: give each instance a level of its own of each Gaussian or log-normal measurement, which is
-            integrated out exactly; without an instance column there are none.
+            integrated out exactly. True: it drifts with the time of the schema, if there is one and there are at most
+            200 measurements. "level": it is constant. False, or without an instance column: there is none.
 
     The other arguments are those of `Model`.
     """
@@ -428,12 +445,14 @@ class GPPriorVAE(Model):
 
     def __init__(
         self, schema: Schema, *, prior: str | None = None, kernels: Mapping[str, nn.Module] | None = None,
-        inducing: int = 60, expectation: Literal["sample", "exact"] = "sample", patient_effects: bool = True,
-        **settings: Any,
+        inducing: int = 60, expectation: Literal["sample", "exact"] = "sample",
+        patient_effects: bool | Literal["level"] = True, **settings: Any,
     ) -> None:  # fmt: skip
         super().__init__(schema, **settings)
         if expectation not in ("sample", "exact"):
             raise ValueError(f"expectation is {expectation!r}; expected 'sample' or 'exact'.")
+        if patient_effects not in (True, False, "level"):
+            raise ValueError(f"patient_effects is {patient_effects!r}; expected True, False or 'level'.")
         self.expectation = expectation
         self.patient_effects = patient_effects
         self.kernels = dict(kernels or {})
@@ -449,7 +468,11 @@ class GPPriorVAE(Model):
 
     @property
     def _has_intercepts(self) -> bool:
-        return self.patient_effects and self.schema.instance is not None
+        return bool(self.patient_effects) and self.schema.instance is not None
+
+    @property
+    def _levels_drift(self) -> bool:
+        return self.patient_effects is True and len(self.schema.measurements) <= MOST_DRIFTING
 
     @property
     def formula(self) -> str:
@@ -506,7 +529,7 @@ def _some(names: Iterable[str], most: int = 8) -> str:
 def resolve_device(name: str) -> torch.device:
     """The device behind a name; "auto" is the GPU where there is one."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = _best_device()
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -514,3 +537,7 @@ def resolve_device(name: str) -> torch.device:
         reason = str(error).split("\n")[0].split(":")[0].rstrip(".")
         raise ValueError(f"device is {name!r}, which cannot be used here ({reason}); try 'auto' or 'cpu'.") from None
     return device
+
+
+def _best_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"

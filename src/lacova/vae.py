@@ -99,7 +99,8 @@ class ConditionalVAE(nn.Module):
         y, features = batch.y, self.space.features(batch.x, batch.x_mask)
         if self.intercepts is not None:
             nothing = y.new_zeros(len(y), self.measurements.output_width)
-            usual = self.intercepts.levels(*self.levelled(nothing, batch)).mean.detach()[batch.patient]
+            with torch.no_grad():
+                usual = self.intercepts.expect(*self.levelled(nothing, batch))
             features = torch.cat([features, usual], dim=1)
             if isinstance(self.likelihood, MixedLikelihood):
                 y = y.index_add(1, self.likelihood.gaussian[0], -usual)
@@ -121,13 +122,9 @@ class ConditionalVAE(nn.Module):
         noise = self.likelihood.var
         if self.intercepts is None:
             return Observed(location, noise, self.likelihood.sample(location, generator))
-        levels = self.intercepts.levels(location, batch, noise)
-        kick = torch.randn(levels.mean.shape, generator=generator, device=location.device, dtype=location.dtype)
-        at = batch.patient
-        drawn = location + (levels.mean + levels.var.sqrt() * kick)[:, at]
-        return Observed(
-            location + levels.mean[:, at], noise + levels.var[:, at], self.likelihood.sample(drawn, generator)
-        )
+        levels = self.intercepts.draw(location, batch, noise, generator)
+        y = self.likelihood.sample(location + levels.drawn, generator)
+        return Observed(location + levels.mean, noise + levels.var, y)
 
     def _observe_mixed(
         self, likelihood: MixedLikelihood, outputs: Tensor, batch: Batch, generator: torch.Generator
@@ -139,13 +136,11 @@ class ConditionalVAE(nn.Module):
             columns, places = likelihood.gaussian
             var[..., columns] = likelihood.var
         if self.intercepts is not None:
-            levels = self.intercepts.levels(*self.levelled(outputs, batch))
-            kick = torch.randn(levels.mean.shape, generator=generator, device=outputs.device, dtype=outputs.dtype)
-            at = batch.patient
+            levels = self.intercepts.draw(*self.levelled(outputs, batch), generator)
             drawn, outputs = outputs.clone(), outputs.clone()
-            drawn[..., places] += (levels.mean + levels.var.sqrt() * kick)[:, at]
-            outputs[..., places] += levels.mean[:, at]
-            var[..., columns] += levels.var[:, at]
+            drawn[..., places] += levels.drawn
+            outputs[..., places] += levels.mean
+            var[..., columns] += levels.var
         return Observed(likelihood.mean(outputs), var, likelihood.sample(drawn, generator), outputs)
 
     def levelled(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Batch, Tensor]:

@@ -56,7 +56,7 @@ class SeriesPrior(LatentPrior):
         """K (L×V×n×n) at padded times (V×n); the identity where nothing is."""
         both = filled[:, :, None] & filled[:, None, :]
         eye = identity(time.shape[-1], torch.float64, time.device)
-        level = torch.where(filled, NUGGET, 1.0)[:, :, None]
+        level = 1.0 - (1.0 - NUGGET) * filled.double()[:, :, None]
         return (1.0 - NUGGET) * self.correlation(time, time) * both + level * eye
 
     def kl(self, scenarios: Scenarios, batch: Batch, q: Latents, belief: Belief) -> PriorTerms:

@@ -13,6 +13,10 @@ from lacova.linalg import identity
 from lacova.measurements import MeasurementSpace
 from lacova.networks import LOG_VAR_RANGE, Conv, Decoder, Dense, Encoder
 
+# Log-variances of a chain start here. Uncertain draws are rough, which costs so much under a smooth prior that q would
+# first unlearn to look at the measurements, and take several times as many steps.
+START = -4.0
+
 
 class ChainEncoder(Encoder):
     """q(Z) of a patient as a chain along time, with a tridiagonal precision Bᵀ B for each latent dimension.
@@ -40,6 +44,10 @@ class ChainEncoder(Encoder):
     ) -> None:  # fmt: skip
         super().__init__(architecture, measurements, features + 4, latent_dim, rows=3, outputs=3 if banded else 2)
         self.time, self.banded = time, banded
+        last = self.head[-1]
+        assert isinstance(last, nn.Linear)
+        with torch.no_grad():
+            last.bias[latent_dim : 2 * latent_dim] += START
 
     def latents(self, y: Tensor, batch: Batch, features: Tensor, visits: int | None = None) -> Latents:
         """q(Z) of a batch, of which the network sees y; `visits` is the most per patient, where that is known."""

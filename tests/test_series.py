@@ -268,8 +268,8 @@ class Given(nn.Module):
         super().__init__()
         self.output = output
 
-    def forward(self, inputs):
-        return self.output(inputs) if callable(self.output) else self.output
+    def forward(self, *inputs):
+        return self.output(*inputs) if callable(self.output) else self.output
 
 
 def test_the_bound_meets_the_likelihood_at_the_true_posterior():

@@ -143,7 +143,8 @@ class ColumnDecoder(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         own = self.shared(inputs).unflatten(1, (-1, self.width))  # K×D×w
-        out = _heads(torch.relu(_heads(own, self.hidden)), self.last)
+        own = own + torch.relu(_heads(own, self.hidden))  # so few units would die out by themselves
+        out = _heads(own, self.last)
         return out.flatten(1)[:, self.chosen]
 
 

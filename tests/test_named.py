@@ -300,6 +300,8 @@ def test_the_term_of_the_mixture_is_the_joint_kl_at_the_best_q_of_s():
 
 def test_the_density_and_the_draws_are_those_of_the_mixture():
     prior = mixture(4)
+    with torch.no_grad():
+        prior.raw_means *= 3.0  # far from normal
     law = MixtureSameFamily(
         Categorical(logits=torch.zeros(4).double()),
         Independent(Normal(prior.means.detach(), torch.ones(()).double()), 1),
@@ -387,14 +389,16 @@ def test_the_likelihood_of_a_row_is_that_under_the_mixture():
     vae = model.fit(table, max_epochs=5)._vae
     encoded = model._encode(table)
     batch = Batches(encoded).batch(torch.arange(len(encoded)))
-    wide = torch.zeros(len(table), 1), torch.full((len(table), 1), 5.0)
+    with torch.no_grad():
+        vae.prior.raw_means *= 4.0  # far from normal
+    wide = torch.zeros(len(table), 1), torch.full((len(table), 1), 20.0)
     vae.encoder = Given(wide)  # wide, so that weights are even
-    z = torch.arange(-9.0, 9.0, 0.01)[:, None]
+    z = torch.arange(-20.0, 20.0, 0.01)[:, None]
     with torch.no_grad():
         outputs = vae.decode(z, z)[:, None].expand(-1, len(batch), -1)
         density = vae.likelihood.log_prob(outputs, batch.y, batch.y_mask) + vae.prior.log_density(z, z)[:, None]
         exact = density.logsumexp(0) + math.log(0.01)
-    got = model.log_likelihood(table, draws=4000) - model._codec.log_jacobian(batch.y, batch.y_mask).numpy()
+    got = model.log_likelihood(table, draws=40_000) - model._codec.log_jacobian(batch.y, batch.y_mask).numpy()
     np.testing.assert_allclose(got, exact.numpy(), atol=0.1)  # the draws' own error
 
 

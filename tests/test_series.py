@@ -201,9 +201,9 @@ def test_prediction_at_new_times_is_conditioning_on_the_posterior():
     past = torch.ones(len(batch), dtype=torch.bool)
     new = torch.tensor([[0.0, 0.0], [0.5, 0.0], [5.0, 0.0], [0.4, 0.0]], dtype=torch.float64)
     group = torch.tensor([0, 0, 1, 2])
-    versions = 2  # the second one half a unit later, with the same history
+    versions = 2  # the second one half a unit later, its history at twice the times
     other = new + torch.tensor([0.5, 0.0])
-    x = batch.x.repeat(versions, 1)
+    x = torch.cat([batch.x, 2.0 * batch.x])
     history = History(
         x, q.mean.repeat(versions, 1), q.var.repeat(versions, 1), torch.tensor(PATIENT * versions),
         torch.zeros(3 * versions), q.chain.take(past, versions),
@@ -215,7 +215,7 @@ def test_prediction_at_new_times_is_conditioning_on_the_posterior():
         [(p, block[group == p, 0].tolist()) for block in (new, other) for p in range(3)]
     ):
         series = in_time(batch)[patient]
-        days, m = [DAYS[i] for i in series], len(times)
+        days, m = [DAYS[i] * (1 + k // 3) for i in series], len(times)
         joint = covariance(days + times)
         khh, ksh = joint[: len(days), : len(days)], joint[len(days) :, : len(days)]
         gain = ksh @ torch.linalg.inv(khh)

@@ -50,7 +50,7 @@ class LVAE(GPPriorVAE):
 
     def __init__(self, schema: Schema, *, prior: str | None = None, patient_effects: bool = False, **settings: Any):
         _need(self, schema, "instance", "time")
-        super().__init__(schema, prior=prior or "longitudinal", patient_effects=patient_effects, **settings)
+        super().__init__(schema, prior=prior, patient_effects=patient_effects, **settings)
         if not any(component.instance for component in self.components):
             raise ValueError(
                 f"an LVAE has components of its own for each instance, but {self.formula!r} has none; add a term such "
@@ -97,13 +97,13 @@ class GPPVAE(GPPriorVAE):
                                  "name their columns, or use GPPriorVAE.")  # fmt: skip
         if objects is None:
             _need(self, schema, "instance", otherwise=", or objects=[...], the covariates that describe an object")
-        if views is None:
-            varying = [name for name in schema.covariates if name not in schema.static]
-            views = (
-                [schema.time] if schema.time is not None else [name for name in varying if name not in (objects or ())]
-            )
-        self.views = _columns(schema, "views", views)
         self.objects = None if objects is None else _columns(schema, "objects", objects)
+        if views is None and schema.time is not None:
+            views = [schema.time]
+        elif views is None:
+            taken = (*schema.static, *(self.objects or ()))
+            views = [name for name in schema.covariates if name not in taken]
+        self.views = _columns(schema, "views", views)
         both = [name for name in self.views if name in (self.objects or ())]
         if both:
             raise ValueError(f"{both[0]!r} is among views and objects; it can describe one of them only.")

@@ -27,6 +27,7 @@ MODELS = {
         s, prior="gp(day) + gp(age):cat(sex)", latent_dim=2, inducing=5, expectation="exact"
     ),
     "patients": lambda s: lacova.GPPriorVAE(s, latent_dim=2, inducing=5),
+    "patients, chain": lambda s: lacova.GPVAE(s, latent_dim=2, learn_length_scale=True),
     "patients, exact": lambda s: lacova.GPPriorVAE(s, latent_dim=2, inducing=5, expectation="exact"),
 }
 

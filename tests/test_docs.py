@@ -23,6 +23,7 @@ import lacova.datasets.sources
 import lacova.datasets.sparse
 import lacova.datasets.trial
 import lacova.datasets.truth
+import lacova.family
 import lacova.models
 import lacova.pooling
 import lacova.schema
@@ -184,6 +185,7 @@ def test_the_shell_of_the_page_on_scaling(block, tmp_path):
     "module",
     [
         lacova.schema,
+        lacova.family,
         lacova.models,
         lacova.pooling,
         lacova.sensitivity,

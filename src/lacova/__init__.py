@@ -2,6 +2,7 @@
 
 from lacova.answers import NotFittedError
 from lacova.archive import StorageError
+from lacova.family import GPPVAE, GPVAE, HIVAE, LVAE
 from lacova.gp.formula import FormulaError
 from lacova.models import CVAE, GPPriorVAE
 from lacova.networks import Conv, Dense
@@ -13,6 +14,7 @@ from lacova.storage import load
 from lacova.version import __version__
 
 __all__ = [
-    "CVAE", "Conv", "DataError", "Dense", "FitOptions", "FormulaError", "GPPriorVAE", "NotFittedError", "Schema",
-    "SchemaError", "StorageError", "TrainingError", "__version__", "load", "pool", "shift_imputed",
+    "CVAE", "GPPVAE", "GPVAE", "HIVAE", "LVAE", "Conv", "DataError", "Dense", "FitOptions", "FormulaError",
+    "GPPriorVAE", "NotFittedError", "Schema", "SchemaError", "StorageError", "TrainingError", "__version__", "load",
+    "pool", "shift_imputed",
 ]  # fmt: skip

@@ -23,10 +23,9 @@ def imputation_draws(
         if not seen.any():
             continue
         x = vae.draw_covariates(batch, draws, generator)[:, seen]
-        mean, var = (part[seen] for part in vae.encode(batch))
-        z = mean + var.sqrt() * torch.randn(
-            draws, *mean.shape, generator=generator, device=mean.device, dtype=mean.dtype
-        )
+        q = vae.latents(batch).take(seen)
+        noise = torch.randn(draws, *q.mean.shape, generator=generator, device=x.device, dtype=q.mean.dtype)
+        z = q.draw(noise)
         location = vae.decode(z.flatten(0, 1), x.flatten(0, 1)).unflatten(0, (draws, -1))
         yield drawn(vae, rows[seen.to(rows.device)], vae.observe(location, batch.take(seen), generator), x)
     unseen = ~table.y_mask.any(1).cpu()

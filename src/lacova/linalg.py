@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -70,6 +71,11 @@ def log_det(factor: Tensor) -> Tensor:
 def gaussian_kl(mean_q: Tensor, var_q: Tensor, mean_p: Tensor, var_p: Tensor) -> Tensor:
     """KL[N(mean_q, var_q) ‖ N(mean_p, var_p)] elementwise, for scalar normals."""
     return 0.5 * (var_q / var_p + (mean_q - mean_p) ** 2 / var_p - 1.0 + (var_p / var_q).log())
+
+
+def log_normal(z: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+    """log N(z; mean, diag var), over the last dimension."""
+    return -0.5 * ((z - mean) ** 2 / var + var.log() + math.log(2.0 * math.pi)).sum(-1)
 
 
 def _factor(matrix: Tensor) -> Tensor:

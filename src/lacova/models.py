@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 import pandas as pd
 import torch
@@ -38,7 +38,7 @@ from lacova.intercepts import DriftingIntercepts, Intercepts, variance_parts
 from lacova.interrupt import InterruptedWarning
 from lacova.labels import Fingerprints
 from lacova.likelihoods import Likelihood, blank, learn
-from lacova.networks import Conv, Dense, resolve
+from lacova.networks import Conv, Decoder, Dense, Encoder, resolve
 from lacova.options import FitOptions
 from lacova.parquet import Layout, Source
 from lacova.priors import ConditionalNormal, GPPrior, LatentPrior, StandardNormal
@@ -48,7 +48,7 @@ from lacova.snapshot import identity, take_apart
 from lacova.stream import StreamRows
 from lacova.survey import lay_out, survey
 from lacova.table import Codec, Table
-from lacova.vae import ConditionalVAE
+from lacova.vae import ConditionalVAE, Networks
 
 # A drift takes a matrix per patient and measurement in every step, and pixels are explained by the decoder.
 MOST_DRIFTING = 200
@@ -130,6 +130,8 @@ class Model(Answering, ABC):
 
     decoder_sees_x: bool
     latent_weight: float
+    stored: bool = False  # whether `lacova.load` knows the class; those derived from it must say so themselves
+    settled: ClassVar[tuple[str, ...]] = ()  # arguments of its bases that a model decides itself
 
     @property
     def _has_intercepts(self) -> bool:
@@ -142,6 +144,10 @@ class Model(Answering, ABC):
     @abstractmethod
     def _latent_prior(self, codec: Codec, inputs: Callable[[int], Tensor]) -> LatentPrior:
         """p(z | x); `inputs` gives as many inducing inputs as are asked for, or as there are different rows."""
+
+    def _networks(self, codec: Codec) -> Networks:
+        """What makes the encoder and the decoder of an architecture."""
+        return Encoder, Decoder
 
     def fit(
         self, train: Any, validation: Any = None, *, max_epochs: int | None = None,
@@ -304,7 +310,7 @@ class Model(Answering, ABC):
             covariate_posterior=AmortisedPosterior(
                 codec.space, seen, marginal, "given" if isinstance(prior, LongitudinalPrior) else "marginal"
             ),
-            likelihood=likelihood, intercepts=intercepts,
+            likelihood=likelihood, intercepts=intercepts, networks=self._networks(codec),
         )  # fmt: skip
 
     def _covariate_prior(self, codec: Codec, table: Table, marginal: FactorisedPrior, seed: int) -> CovariatePrior:
@@ -338,9 +344,9 @@ class Model(Answering, ABC):
             True
         """
         self._fitted()
-        if type(self) not in (CVAE, GPPriorVAE):
+        if not vars(type(self)).get("stored"):
             raise StorageError(
-                f"a {type(self).__name__} cannot be saved: only CVAE and GPPriorVAE themselves can be loaded again."
+                f"a {type(self).__name__} cannot be saved: only models of lacova itself can be loaded again."
             )
         write(path, *take_apart(self))
 
@@ -403,6 +409,7 @@ class CVAE(Model):
 
     decoder_sees_x = True
     latent_weight = 100.0
+    stored = True
 
     def __init__(
         self, schema: Schema, *, latent_prior: Literal["normal", "conditional"] = "normal", **settings: Any
@@ -442,6 +449,7 @@ class GPPriorVAE(Model):
 
     decoder_sees_x = False
     latent_weight = 1.0
+    stored = True
 
     def __init__(
         self, schema: Schema, *, prior: str | None = None, kernels: Mapping[str, nn.Module] | None = None,

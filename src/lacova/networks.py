@@ -84,11 +84,14 @@ class Encoder(nn.Module):
         measurements: their layout, or D where all are Gaussian.
         features: width of the covariate features.
         latent_dim: L.
+        rows: how many rows the head sees at once.
+        outputs: numbers per latent dimension.
     """
 
     def __init__(
-        self, architecture: Dense | Conv, measurements: int | MeasurementSpace, features: int, latent_dim: int
-    ) -> None:
+        self, architecture: Dense | Conv, measurements: int | MeasurementSpace, features: int, latent_dim: int,
+        rows: int = 1, outputs: int = 2,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.measurements = MeasurementSpace.of(measurements)
         self.trunk: nn.Module
@@ -104,7 +107,7 @@ class Encoder(nn.Module):
             inputs = self.trunk(torch.zeros(1, self.measurements.width)).shape[1]
         else:
             self.trunk, inputs = nn.Identity(), self.measurements.width
-        self.head = mlp([inputs + features, *architecture.encoder, 2 * latent_dim])
+        self.head = mlp([rows * inputs + features, *architecture.encoder, outputs * latent_dim])
 
     def forward(self, y: Tensor, y_mask: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         image = self.trunk(self.measurements.features(y, y_mask))

@@ -13,6 +13,7 @@ from lacova.covariates import belief as beliefs
 from lacova.covariates.expectation import Noise, Plan, complete
 from lacova.covariates.law import Belief
 from lacova.gp.inducing import NaturalStatistics
+from lacova.linalg import log_normal
 from lacova.priors import Encoded
 from lacova.vae import ConditionalVAE
 
@@ -68,12 +69,12 @@ def elbo(
 def bound(vae: ConditionalVAE, batch: Batch, how: Plan, noise: Noise, q_x: Belief | None = None) -> Terms:
     """The estimate with given scenarios and noise; nothing in it makes the host wait for the device."""
     q_x = vae.covariate_posterior(batch) if q_x is None else q_x
-    mean, var = vae.encode(batch)
+    q_z = vae.latents(batch, None if how.pad is None else how.pad.places.shape[1])
     scenarios = how.scenarios(q_x, batch, vae.space, noise)
     kl_covariates = batch.scale * vae.covariate_prior.kl(q_x, scenarios, batch)
-    prior = vae.prior.kl(scenarios, batch, mean, var, q_x)
+    prior = vae.prior.kl(scenarios, batch, q_z, q_x)
 
-    z = mean + var.sqrt() * noise.z
+    z = q_z.draw(noise.z)
     if vae.decoder_sees_x:
         row = scenarios.row
         location = vae.decode(z[scenarios.sample, row], scenarios.x)
@@ -111,18 +112,13 @@ def log_likelihood(vae: ConditionalVAE, batch: Batch, draws: int, generator: tor
     x = beliefs.draw(q_x, batch, vae.space, draws, generator)
     z = mean + var.sqrt() * torch.randn(draws, *mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
     flat_x, flat_z = x.flatten(0, 1), z.flatten(0, 1)
-    prior_mean, prior_var = vae.prior.predict(flat_x, torch.arange(draws * n, device=x.device))
     extra = 0.0 if vae.intercepts is None else vae.intercepts.var  # of a row by itself
     fit = vae.likelihood.log_prob(
         vae.decode(flat_z, flat_x), batch.y.repeat(draws, 1), batch.y_mask.repeat(draws, 1), extra
     )
-    weight = fit + _log_normal(flat_z, prior_mean, prior_var) - _log_normal(z, mean, var).flatten()
+    weight = fit + vae.prior.log_density(flat_z, flat_x) - log_normal(z, mean, var).flatten()
     weight = weight.unflatten(0, (draws, n))
     weight = weight + vae.covariate_prior.log_density(x, batch)
     weight = weight - beliefs.log_density(q_x, x, ~batch.x_mask, vae.space)
     total: Tensor = weight.logsumexp(0)
     return total - math.log(draws)
-
-
-def _log_normal(z: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-    return -0.5 * ((z - mean) ** 2 / var + var.log() + math.log(2.0 * math.pi)).sum(-1)

@@ -197,11 +197,11 @@ def _answer(
 def history_of(vae: ConditionalVAE, batch: Batch, x: Tensor, past: Tensor, trained: Tensor) -> History:
     """The rows marked `past` (n,) as a history, once for each version of x (versions×n×Q)."""
     draws = len(x)
-    mean, var = vae.encode(batch)
+    mean, var, chain = vae.latents(batch)
     group = torch.arange(draws, device=x.device)[:, None] * batch.patients + batch.patient[past]
     return History(
         x[:, past].flatten(0, 1), mean[past].repeat(draws, 1), var[past].repeat(draws, 1),
-        group.flatten(), trained.repeat(draws),
+        group.flatten(), trained.repeat(draws), None if chain is None else chain.take(past, draws),
     )  # fmt: skip
 
 

@@ -29,7 +29,8 @@ from lacova.gp.predict import (
     row_encoder_spread,
 )
 from lacova.gp.uncertain import excess, expected_cross, expected_kernel, inducing_root, uncertain
-from lacova.linalg import cholesky, gaussian_kl
+from lacova.latents import Latents
+from lacova.linalg import cholesky, gaussian_kl, log_normal
 from lacova.networks import LOG_VAR_RANGE, mlp
 
 __all__ = ["ConditionalNormal", "GPPrior", "History", "LatentPrior", "PriorTerms", "StandardNormal"]
@@ -63,8 +64,8 @@ class LatentPrior(nn.Module, ABC):
     scenario_columns: Sequence[int] | None = None  # which gaps scenarios must complete; None for all
 
     @abstractmethod
-    def kl(self, scenarios: Scenarios, batch: Batch, mean: Tensor, var: Tensor, belief: Belief) -> PriorTerms:
-        """E_{x_u} KL[q(Z) ‖ p(Z | X)] with q(z_i) = N(mean_i, diag var_i), each N̂×L.
+    def kl(self, scenarios: Scenarios, batch: Batch, q: Latents, belief: Belief) -> PriorTerms:
+        """E_{x_u} KL[q(Z) ‖ p(Z | X)]; rows of q are independent, unless the prior is one for chains.
 
         The expectation is over the scenarios, or over the belief they come from where the prior can do so exactly.
         """
@@ -79,6 +80,10 @@ class LatentPrior(nn.Module, ABC):
         """Draws of z (times·K×L), joint within a group where the prior couples rows; all rows once, then again."""
         mean, var = (part.repeat(times, 1) for part in self.predict(x, group, history))
         return mean + var.sqrt() * torch.randn(mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
+
+    def log_density(self, z: Tensor, x: Tensor) -> Tensor:
+        """log p(z | x) of each row by itself (K,)."""
+        return log_normal(z, *self.predict(x, torch.arange(len(x), device=x.device)))
 
     def sample_both(
         self, x: Tensor, other: Tensor, group: Tensor, generator: torch.Generator, shared: Tensor | None,
@@ -110,7 +115,8 @@ class StandardNormal(LatentPrior):
         super().__init__()
         self.latent_dim = latent_dim
 
-    def kl(self, scenarios: Scenarios, batch: Batch, mean: Tensor, var: Tensor, belief: Belief) -> PriorTerms:
+    def kl(self, scenarios: Scenarios, batch: Batch, q: Latents, belief: Belief) -> PriorTerms:
+        mean, var, _ = q
         one, zero = torch.ones_like(var), torch.zeros_like(mean)
         each = gaussian_kl(mean, var, zero, one)
         total = each.sum() if batch.real is None else (each * batch.real[:, None]).sum()
@@ -129,7 +135,8 @@ class ConditionalNormal(LatentPrior):
         self.space = space
         self.network = mlp([space.width, *hidden, 2 * latent_dim])
 
-    def kl(self, scenarios: Scenarios, batch: Batch, mean: Tensor, var: Tensor, belief: Belief) -> PriorTerms:
+    def kl(self, scenarios: Scenarios, batch: Batch, q: Latents, belief: Belief) -> PriorTerms:
+        mean, var, _ = q
         prior_mean, prior_var = self._moments(scenarios.x)
         each = gaussian_kl(mean[scenarios.row], var[scenarios.row], prior_mean, prior_var).sum(-1)
         return PriorTerms(batch.scale * (each * scenarios.row_weight).sum(), mean.new_zeros(()))
@@ -188,16 +195,17 @@ class GPPrior(LatentPrior):
     def dtype(self) -> torch.dtype:
         return self.raw_noise.dtype
 
-    def kl(self, scenarios: Scenarios, batch: Batch, mean: Tensor, var: Tensor, belief: Belief) -> PriorTerms:
-        q = self.inducing.belief()
+    def kl(self, scenarios: Scenarios, batch: Batch, q: Latents, belief: Belief) -> PriorTerms:
+        mean, var, _ = q
+        v = self.inducing.belief()
         if self.exact:
             latent = mean.mT.to(self.dtype), var.mT.to(self.dtype)
-            bound = self._exact_bound(q, scenarios, batch, belief, *latent)
+            bound = self._exact_bound(v, scenarios, batch, belief, *latent)
         else:
             x = scenarios.x
             a = project(self.kernel, self.inducing.inputs.to(x.dtype), x)
-            bound = self._bound(a, x, q.to(x.dtype), scenarios, batch, mean.mT, var.mT)
-        return PriorTerms(bound.value.to(mean.dtype), q.kl().to(mean.dtype), bound.statistics)
+            bound = self._bound(a, x, v.to(x.dtype), scenarios, batch, mean.mT, var.mT)
+        return PriorTerms(bound.value.to(mean.dtype), v.kl().to(mean.dtype), bound.statistics)
 
     def _exact_bound(self, q: Whitened, s: Scenarios, batch: Batch, belief: Belief, mean: Tensor, var: Tensor) -> Bound:
         """The bound at mean projections, plus what the spread of uncertain rows adds."""

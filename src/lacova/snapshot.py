@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -49,6 +49,7 @@ class Storable(Protocol):
     covariates: Any
     covariate_prior: dict[str, object]
     training: pd.DataFrame | None
+    settled: ClassVar[tuple[str, ...]]
     _codec: Codec | None
     _fill: Fill | None
     _vae: ConditionalVAE | None
@@ -143,9 +144,10 @@ class _Tensors:
 
 
 def _setting_names(cls: type[Storable]) -> list[str]:
-    """The keyword arguments of a model's class and of its bases."""
+    """The keyword arguments of a model's class and of its bases, but for those that the class settles itself."""
     inits = [vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base)]
-    return [p.name for init in inits for p in inspect.signature(init).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    given = [p for init in inits for p in inspect.signature(init).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return list(dict.fromkeys(p.name for p in given if p.name not in cls.settled))
 
 
 def identity(model: Storable) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,10 +19,12 @@ from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import CovariatePrior, given
 from lacova.covariates.space import CovariateSpace
 from lacova.intercepts import Intercepts
+from lacova.latents import Latents
 from lacova.likelihoods import Likelihood, MixedLikelihood
 from lacova.measurements import MeasurementSpace
 from lacova.networks import Conv, Decoder, Dense, Encoder
 from lacova.priors import LatentPrior
+from lacova.structured import ChainEncoder
 from lacova.table import Table
 
 
@@ -38,6 +41,9 @@ class Observed(NamedTuple):
     outputs: Tensor | None = None
 
 
+Networks = tuple[Callable[..., Encoder], Callable[..., nn.Module]]
+
+
 class ConditionalVAE(nn.Module):
     """p(y | z [, x]) p(z | x) p(x) with q(z | y_o, x_o) q(x_u | ·).
 
@@ -51,22 +57,25 @@ class ConditionalVAE(nn.Module):
         covariate_prior, covariate_posterior: p(x) and q(x_u | ·).
         likelihood: p(y_o | location).
         intercepts: patients' own levels of the measurements, if they have any.
+        networks: what makes the encoder and the decoder of an architecture.
     """
 
     def __init__(
         self, space: CovariateSpace, measurements: int | MeasurementSpace, latent_dim: int,
         architecture: Dense | Conv, *, decoder_sees_x: bool, prior: LatentPrior, covariate_prior: CovariatePrior,
         covariate_posterior: AmortisedPosterior, likelihood: Likelihood, intercepts: Intercepts | None = None,
+        networks: Networks = (Encoder, Decoder),
     ) -> None:  # fmt: skip
         super().__init__()
         self.space = space
         self.decoder_sees_x = decoder_sees_x
         self.latent_dim = latent_dim
         features = space.width + len(space.names) + (0 if intercepts is None else intercepts.raw.numel())
-        self.encoder = Encoder(architecture, measurements, features, latent_dim)
+        make_encoder, make_decoder = networks
+        self.encoder = make_encoder(architecture, measurements, features, latent_dim)
         self.measurements = MeasurementSpace.of(measurements)
         outputs = self.measurements.output_width
-        self.decoder = Decoder(architecture, latent_dim, space.width if decoder_sees_x else 0, outputs)
+        self.decoder = make_decoder(architecture, latent_dim, space.width if decoder_sees_x else 0, outputs)
         self.likelihood = likelihood
         self.intercepts = intercepts
         self.prior = prior
@@ -92,7 +101,11 @@ class ConditionalVAE(nn.Module):
         return Noise.draw(batch.x, samples, self.latent_dim, self.space, generator)
 
     def encode(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Mean and variance of q(z_i) for each row (N̂×L each).
+        """Mean and variance of q(z_i) for each row (N̂×L each)."""
+        return self.latents(batch)[:2]
+
+    def latents(self, batch: Batch, visits: int | None = None) -> Latents:
+        """q(Z) of the rows; `visits` is the most per patient, where that is known without looking.
 
         Where patients have levels of their own, the encoder sees its patient's usual, and what a row has beyond it.
         """
@@ -106,8 +119,9 @@ class ConditionalVAE(nn.Module):
                 y = y.index_add(1, self.likelihood.gaussian[0], -usual)
             else:
                 y = y - usual
-        mean, var = self.encoder(y, batch.y_mask, features)
-        return mean, var
+        if isinstance(self.encoder, ChainEncoder):
+            return self.encoder.latents(y, batch, features, visits)
+        return Latents(*self.encoder(y, batch.y_mask, features))
 
     def decode(self, z: Tensor, x: Tensor) -> Tensor:
         """Location of y, or what else its families take, for latent values z (K×L) and completed x (K×Q)."""

@@ -15,6 +15,7 @@ from lacova.batches import Blocks, blocks
 from lacova.gp.bounds import own_whitener, project
 from lacova.gp.inducing import NaturalStatistics, Whitened
 from lacova.gp.kernels import AdditiveKernel
+from lacova.latents import Chain
 from lacova.linalg import cholesky, solve_lower
 
 
@@ -46,7 +47,8 @@ def _rows(flat: Tensor, c: Tensor) -> Tensor:
 class History(NamedTuple):
     """Visits already seen, of the same groups as the new rows: x (K×Q), q(z) (K×L each), group (K,).
 
-    `trained` (groups,) says which of them were also training rows, in the posterior of v already.
+    `trained` (groups,) says which of them were also training rows, in the posterior of v already. `chain` is what
+    couples them under q, with a line for each group; None if they are independent.
     """
 
     x: Tensor
@@ -54,6 +56,7 @@ class History(NamedTuple):
     var: Tensor
     group: Tensor
     trained: Tensor
+    chain: Chain | None = None
 
 
 def latent_posterior(statistics: NaturalStatistics, encoder_spread: Tensor) -> LatentPosterior:

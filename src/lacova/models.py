@@ -38,6 +38,7 @@ from lacova.intercepts import Intercepts, variance_parts
 from lacova.interrupt import InterruptedWarning
 from lacova.labels import Fingerprints
 from lacova.likelihoods import Likelihood, blank, learn
+from lacova.missingness import Missingness
 from lacova.networks import Conv, Dense, resolve
 from lacova.options import FitOptions
 from lacova.parquet import Layout, Source
@@ -96,8 +97,6 @@ class Model(Answering, ABC):
         scaling: Scaling = "standard", covariates: Covariates = "joint",
         covariate_prior: Mapping[str, object] | None = None, noise_floor: float = NOISE_FLOOR,
     ) -> None:  # fmt: skip
-        if not schema.covariates:
-            raise ValueError(f"{type(self).__name__} conditions on covariates: name at least one in the schema.")
         latent_dim = whole_number(latent_dim, "latent_dim")
         if covariates not in get_args(Covariates):
             raise ValueError(f"covariates is {covariates!r}; expected one of {', '.join(get_args(Covariates))}.")
@@ -128,6 +127,8 @@ class Model(Answering, ABC):
 
     decoder_sees_x: bool
     latent_weight: float
+    importance: int = 1  # draws that are weighted, unless a fit says otherwise
+    stored: bool = False  # whether `lacova.load` knows the class; those derived from it must say so themselves
 
     @property
     def _has_intercepts(self) -> bool:
@@ -136,6 +137,10 @@ class Model(Answering, ABC):
     @abstractmethod
     def _latent_prior(self, codec: Codec, inputs: Callable[[int], Tensor]) -> LatentPrior:
         """p(z | x); `inputs` gives as many inducing inputs as are asked for, or as there are different rows."""
+
+    def _missingness(self, codec: Codec, table: Table | None) -> Missingness | None:
+        """p(mask | y), started from a table if there is one; None where gaps in y are taken to be at random."""
+        return None
 
     def fit(
         self, train: Any, validation: Any = None, *, max_epochs: int | None = None,
@@ -168,6 +173,7 @@ class Model(Answering, ABC):
             "batch_size": 100 if self.schema.instance is None else 20,
             "latent_weight": self.latent_weight,
             "recall": float(self.covariates in ("joint", "factorised")),
+            "importance": self.importance,
         }
         settings = FitOptions(**{**usual, **options}, max_epochs=max_epochs, seed=seed)
         if self.covariate_prior and settings.prior_every is not None:
@@ -252,7 +258,7 @@ class Model(Answering, ABC):
         between, within = variance_parts(table) if self._has_levels(codec) else (None, None)
         columns, noise = codec.measurements.columns("gaussian"), learn(codec.measurements, table, self.noise_floor)
         if between is None or within is None:
-            return self._join(codec, marginal, prior, latent, noise)
+            return self._join(codec, marginal, prior, latent, noise, missingness=self._missingness(codec, table))
         noise.start_at(within[columns])
         return self._join(codec, marginal, prior, latent, noise, Intercepts(between[columns]))
 
@@ -271,7 +277,8 @@ class Model(Answering, ABC):
         latent = self._latent_prior(codec, lambda _: torch.zeros(sizes["inducing"], len(space.names)))
         columns = codec.measurements.columns("gaussian")
         intercepts = Intercepts(torch.ones(len(columns))) if self._has_levels(codec) else None
-        return self._join(codec, marginal, prior, latent, blank(codec.measurements, self.noise_floor), intercepts)
+        noise = blank(codec.measurements, self.noise_floor)
+        return self._join(codec, marginal, prior, latent, noise, intercepts, self._missingness(codec, None))
 
     def _has_levels(self, codec: Codec) -> bool:
         """Whether patients have levels of their own: of Gaussian columns, if there are any."""
@@ -279,7 +286,7 @@ class Model(Answering, ABC):
 
     def _join(
         self, codec: Codec, marginal: FactorisedPrior, prior: CovariatePrior, latent: LatentPrior,
-        likelihood: Likelihood, intercepts: Intercepts | None = None,
+        likelihood: Likelihood, intercepts: Intercepts | None = None, missingness: Missingness | None = None,
     ) -> ConditionalVAE:  # fmt: skip
         seen = 0 if self.covariates == "paper" else codec.measurements
         return ConditionalVAE(
@@ -288,7 +295,7 @@ class Model(Answering, ABC):
             covariate_posterior=AmortisedPosterior(
                 codec.space, seen, marginal, "given" if isinstance(prior, LongitudinalPrior) else "marginal"
             ),
-            likelihood=likelihood, intercepts=intercepts,
+            likelihood=likelihood, intercepts=intercepts, missingness=missingness,
         )  # fmt: skip
 
     def _covariate_prior(self, codec: Codec, table: Table, marginal: FactorisedPrior, seed: int) -> CovariatePrior:
@@ -322,9 +329,9 @@ class Model(Answering, ABC):
             True
         """
         self._fitted()
-        if type(self) not in (CVAE, GPPriorVAE):
+        if not vars(type(self)).get("stored"):
             raise StorageError(
-                f"a {type(self).__name__} cannot be saved: only CVAE and GPPriorVAE themselves can be loaded again."
+                f"a {type(self).__name__} cannot be saved: only models of lacova itself can be loaded again."
             )
         write(path, *take_apart(self))
 
@@ -340,12 +347,12 @@ class Model(Answering, ABC):
         kinds = self.schema.kinds
         shown = [f"{name} ({kinds[name]})" if name in kinds else name for name in self.schema.measurements]
         lines["measurements"] = f"{len(shown)}: {_some(shown)}"
-        shown = [f"{name} ({kind})" for name, kind in self.schema.covariates.items()]
-        lines["covariates"] = f"{len(shown)}: {_some(shown)}"
+        if shown := [f"{name} ({kind})" for name, kind in self.schema.covariates.items()]:
+            lines["covariates"] = f"{len(shown)}: {_some(shown)}"
+            lines["gaps in covariates"] = self.covariates
         for role in ("instance", "time", "static"):
             if value := getattr(self.schema, role):
                 lines[role] = value if isinstance(value, str) else ", ".join(value)
-        lines["gaps in covariates"] = self.covariates
         lines["latent dimensions"] = str(self.latent_dim)
         if self._vae is None or self.training is None:
             lines["trained"] = "no; call fit(train)"
@@ -387,10 +394,12 @@ class CVAE(Model):
 
     decoder_sees_x = True
     latent_weight = 100.0
+    stored = True
 
     def __init__(
         self, schema: Schema, *, latent_prior: Literal["normal", "conditional"] = "normal", **settings: Any
     ) -> None:
+        _need_covariates(self, schema)
         super().__init__(schema, **settings)
         if latent_prior not in ("normal", "conditional"):
             raise ValueError(f"latent_prior is {latent_prior!r}; expected 'normal' or 'conditional'.")
@@ -425,12 +434,14 @@ class GPPriorVAE(Model):
 
     decoder_sees_x = False
     latent_weight = 1.0
+    stored = True
 
     def __init__(
         self, schema: Schema, *, prior: str | None = None, kernels: Mapping[str, nn.Module] | None = None,
         inducing: int = 60, expectation: Literal["sample", "exact"] = "sample", patient_effects: bool = True,
         **settings: Any,
     ) -> None:  # fmt: skip
+        _need_covariates(self, schema)
         super().__init__(schema, **settings)
         if expectation not in ("sample", "exact"):
             raise ValueError(f"expectation is {expectation!r}; expected 'sample' or 'exact'.")
@@ -497,6 +508,13 @@ def _inducing_inputs(codec: Codec, table: Table, covariates: FactorisedPrior, se
     batches = Batches(replace(table, given=covariates.prepare(table)))
     x = covariates.draw(batches.batch(torch.arange(batches.units)), 1, torch.Generator().manual_seed(seed))[0]
     return x[spread_rows(codec.space.values(x), count, seed)]
+
+
+def _need_covariates(model: Model, schema: Schema) -> None:
+    if not schema.covariates:
+        raise ValueError(
+            f"{type(model).__name__} conditions on covariates: name at least one in the schema, or use VAE or MIWAE."
+        )
 
 
 def _some(names: Iterable[str], most: int = 8) -> str:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from lacova.batches import Batch
-from lacova.covariates import belief as beliefs
+from lacova.covariates.belief import free_entries
 from lacova.covariates.expectation import Noise, Plan, complete
 from lacova.covariates.law import Belief
 from lacova.gp.inducing import NaturalStatistics
 from lacova.priors import Encoded
 from lacova.vae import ConditionalVAE
+from lacova.weights import log_mean, pooled, weigh, with_scores
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Terms:
         kl_inducing: KL[q(v) ‖ p(v)] of the inducing values; 0 without a GP prior.
         kl_covariates: KL[q(X_u) ‖ p(X_u)].
         statistics: what a natural-gradient step of the GP prior needs.
+        gain: what weighing K draws against each other adds to their mean; 0 for the evidence lower bound.
     """
 
     reconstruction: Tensor
@@ -34,6 +35,7 @@ class Terms:
     kl_inducing: Tensor
     kl_covariates: Tensor
     statistics: NaturalStatistics | None = None
+    gain: float | Tensor = 0.0
 
     @property
     def elbo(self) -> Tensor:
@@ -42,7 +44,7 @@ class Terms:
     @property
     def data(self) -> Tensor:
         """The part that sums over rows: the bound for rows of which q(v) has not been learnt."""
-        return self.reconstruction - self.kl_latent - self.kl_covariates
+        return self.reconstruction - self.kl_latent - self.kl_covariates + self.gain
 
     def named(self) -> dict[str, float]:
         names = ("reconstruction", "kl_latent", "kl_inducing", "kl_covariates", "elbo")
@@ -61,6 +63,8 @@ def elbo(
         samples: draws of continuous x_u, and of z, per row.
         cap: largest joint table of missing categories that is summed exactly; None for the defaults.
     """
+    if vae.missingness is not None:
+        return replace(weighted(vae, batch, vae.noise(batch, samples, generator)), gain=0.0)
     how = vae.plan(batch.x_mask.cpu(), batch.patient.cpu(), samples, cap).to(batch.x.device)
     return bound(vae, batch, how, vae.noise(batch, samples, generator))
 
@@ -89,6 +93,27 @@ def bound(vae: ConditionalVAE, batch: Batch, how: Plan, noise: Noise, q_x: Belie
     return Terms(batch.scale * reconstruction, prior.latent, prior.inducing, kl_covariates, prior.statistics)
 
 
+def weighted(vae: ConditionalVAE, batch: Batch, noise: Noise, q_x: Belief | None = None) -> Terms:
+    """The importance-weighted bound Σ_i E log 1/K Σ_k w_ik with the K samples of the noise, for rows that z does not couple.
+
+    It is the evidence lower bound for K = 1, rises with K, and tends to log p(Y_o | X_o). The terms are means over the
+    draws, and `gain` is what is left. Where patients have visit-constant covariates, these are common unknowns of their
+    rows: weights are then products over a patient's rows.
+    """
+    q_x = vae.covariate_posterior(batch) if q_x is None else q_x
+    drawn = weigh(vae, batch, noise, q_x, free_entries(batch, vae.space))
+    fit, latent, covariates = (pooled(part, batch, vae.space) for part in (drawn.fit, drawn.latent, drawn.covariates))
+    weight = fit + latent + covariates
+    value = log_mean(weight)
+    if vae.space.categorical:
+        value = with_scores(value, weight, pooled(drawn.levels, batch, vae.space))
+    scale = batch.scale
+    return Terms(
+        scale * fit.mean(0).sum(), -scale * latent.mean(0).sum(), fit.new_zeros(()), -scale * covariates.mean(0).sum(),
+        gain=scale * (value - weight.mean(0)).sum(),
+    )  # fmt: skip
+
+
 @torch.no_grad()
 def encode(vae: ConditionalVAE, batch: Batch, generator: torch.Generator, samples: int, cap: int | None) -> Encoded:
     """What `LatentPrior.absorb` takes in: scenarios and q(Z) of one batch."""
@@ -106,23 +131,4 @@ def log_likelihood(vae: ConditionalVAE, batch: Batch, draws: int, generator: tor
     log 1/K Σ_k p(y_o | z_k, x_k) p(z_k | x_k) p(x_uk) / q(z_k) q(x_uk)
     """
     q_x = vae.covariate_posterior(batch)
-    mean, var = vae.encode(batch)
-    n = len(batch)
-    x = beliefs.draw(q_x, batch, vae.space, draws, generator)
-    z = mean + var.sqrt() * torch.randn(draws, *mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
-    flat_x, flat_z = x.flatten(0, 1), z.flatten(0, 1)
-    prior_mean, prior_var = vae.prior.predict(flat_x, torch.arange(draws * n, device=x.device))
-    extra = 0.0 if vae.intercepts is None else vae.intercepts.var  # of a row by itself
-    fit = vae.likelihood.log_prob(
-        vae.decode(flat_z, flat_x), batch.y.repeat(draws, 1), batch.y_mask.repeat(draws, 1), extra
-    )
-    weight = fit + _log_normal(flat_z, prior_mean, prior_var) - _log_normal(z, mean, var).flatten()
-    weight = weight.unflatten(0, (draws, n))
-    weight = weight + vae.covariate_prior.log_density(x, batch)
-    weight = weight - beliefs.log_density(q_x, x, ~batch.x_mask, vae.space)
-    total: Tensor = weight.logsumexp(0)
-    return total - math.log(draws)
-
-
-def _log_normal(z: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-    return -0.5 * ((z - mean) ** 2 / var + var.log() + math.log(2.0 * math.pi)).sum(-1)
+    return log_mean(weigh(vae, batch, vae.noise(batch, draws, generator), q_x, ~batch.x_mask).total)

@@ -6,13 +6,14 @@ import os
 
 from lacova.archive import StorageError, read
 from lacova.checkpoint import KIND
-from lacova.models import CVAE, GPPriorVAE, resolve_device
+from lacova.models import CVAE, GPPriorVAE, Model, resolve_device
 from lacova.snapshot import put_together
+from lacova.unconditional import MIWAE, VAE, NotMIWAE
 
-CLASSES: dict[str, type[CVAE] | type[GPPriorVAE]] = {"CVAE": CVAE, "GPPriorVAE": GPPriorVAE}
+CLASSES: dict[str, type[Model]] = {model.__name__: model for model in (CVAE, GPPriorVAE, VAE, MIWAE, NotMIWAE)}
 
 
-def load(path: str | os.PathLike[str], device: str = "cpu") -> CVAE | GPPriorVAE:
+def load(path: str | os.PathLike[str], device: str = "cpu") -> Model:
     """A model as `model.save(path)` wrote it: it predicts the same, bit for bit on the same machine.
 
     Nothing in the file is executed. A file that is damaged, foreign, tampered with or too new is a `StorageError`.

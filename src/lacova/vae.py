@@ -20,6 +20,7 @@ from lacova.covariates.space import CovariateSpace
 from lacova.intercepts import Intercepts
 from lacova.likelihoods import Likelihood, MixedLikelihood
 from lacova.measurements import MeasurementSpace
+from lacova.missingness import Missingness
 from lacova.networks import Conv, Decoder, Dense, Encoder
 from lacova.priors import LatentPrior
 from lacova.table import Table
@@ -51,12 +52,14 @@ class ConditionalVAE(nn.Module):
         covariate_prior, covariate_posterior: p(x) and q(x_u | ·).
         likelihood: p(y_o | location).
         intercepts: patients' own levels of the measurements, if they have any.
+        missingness: p(mask | y), where gaps in y may depend on what they hide; for Gaussian measurements.
     """
 
     def __init__(
         self, space: CovariateSpace, measurements: int | MeasurementSpace, latent_dim: int,
         architecture: Dense | Conv, *, decoder_sees_x: bool, prior: LatentPrior, covariate_prior: CovariatePrior,
         covariate_posterior: AmortisedPosterior, likelihood: Likelihood, intercepts: Intercepts | None = None,
+        missingness: Missingness | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.space = space
@@ -69,6 +72,7 @@ class ConditionalVAE(nn.Module):
         self.decoder = Decoder(architecture, latent_dim, space.width if decoder_sees_x else 0, outputs)
         self.likelihood = likelihood
         self.intercepts = intercepts
+        self.missingness = missingness
         self.prior = prior
         self.covariate_prior = covariate_prior
         self.covariate_posterior = covariate_posterior
@@ -89,7 +93,8 @@ class ConditionalVAE(nn.Module):
 
     def noise(self, batch: Batch, samples: int, generator: torch.Generator) -> Noise:
         """All the noise that one estimate of the bound needs."""
-        return Noise.draw(batch.x, samples, self.latent_dim, self.space, generator)
+        seen = 0 if self.missingness is None else len(self.measurements)
+        return Noise.draw(batch.x, samples, self.latent_dim, self.space, generator, seen)
 
     def encode(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Mean and variance of q(z_i) for each row (N̂×L each).
@@ -156,11 +161,15 @@ class ConditionalVAE(nn.Module):
         own = replace(batch, y=batch.y[:, columns], y_mask=batch.y_mask[:, columns])
         return outputs[..., places], own, self.likelihood.var
 
-    def chances(self, seen: Observed) -> Tensor | None:
-        """Probability of each level of each categorical column, over all draws (N̂×D×K); None without such columns."""
+    def chances(self, seen: Observed, weight: Tensor | None = None) -> Tensor | None:
+        """Probability of each level of each categorical column, over all draws (N̂×D×K); None without such columns.
+
+        Draws count alike, or by their weights (draws×N̂), which sum to one.
+        """
         if not isinstance(self.likelihood, MixedLikelihood) or seen.outputs is None or not self.measurements.max_levels:
             return None
-        return self.likelihood.chances(seen.outputs).mean(0)
+        each = self.likelihood.chances(seen.outputs)
+        return each.mean(0) if weight is None else (weight[..., None, None] * each).sum(0)
 
     def believe(self, batch: Batch) -> Belief:
         """The belief about each missing covariate after training: the posterior where y informs it, else the prior."""

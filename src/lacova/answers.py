@@ -138,8 +138,8 @@ class Answering:
         return origin.complete(completed(frame, codec, summary, guess, chances, every=every))
 
     def _weighs(self, vae: ConditionalVAE) -> bool:
-        """Whether imputation weighs draws: where training did, and gaps that look at what they hide are weighed anyway."""
-        return self._options.importance > 1 or vae.missingness is not None
+        """Whether imputation weighs draws: as training did, unless z of a row depends on that of others."""
+        return vae.prior.independent and (self._options.importance > 1 or vae.missingness is not None)
 
     def predict(
         self, x: Frame, history: Any = None, *, draws: int = MEAN_DRAWS, interval: float | None = None,

@@ -49,6 +49,11 @@ class Batch:
         rows = torch.arange(len(self), device=self.patient.device)
         return first.scatter_reduce(0, self.patient, rows, "amin")[self.patient]
 
+    def in_first_row(self, values: Tensor) -> Tensor:
+        """What patients have (…×P̂) as numbers of rows (…×N̂): in the first row of each, 0 in the others."""
+        first = self.owner == torch.arange(len(self), device=self.owner.device)
+        return torch.where(first, values[..., self.patient], 0.0)
+
     def take(self, rows: Tensor) -> Batch:
         """The rows chosen by a mask (N̂,), their patients numbered anew."""
         patient = torch.unique_consecutive(self.patient[rows], return_inverse=True)[1]

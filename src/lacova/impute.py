@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lacova.covariates.belief import free_entries
 from lacova.covariates.space import CovariateSpace
 from lacova.predict import Draws, chunks, drawn, predictive_draws
 from lacova.table import Table
@@ -62,15 +61,15 @@ def weighted_draws(
     proposals = max(PROPOSALS, PER_DRAW * count)
     for rows, batch in chunks(table, proposals, generator if alone else None):
         noise = vae.noise(batch, proposals, generator)
-        found = weigh(vae, batch, noise, vae.believe(batch), free_entries(batch, vae.space), blind=True)
-        weight = pooled(found.total, batch, vae.space).softmax(0)
+        found = weigh(vae, batch, noise, vae.believe(batch), together=True, blind=True)
+        weight = pooled(found.total, batch, vae).softmax(0)
         if found.y is None:
             seen = vae.observe(found.outputs, batch, generator)
         else:
             seen = Observed(found.y, vae.likelihood.var, found.y)  # what was weighed is y itself
-        part = drawn(vae, rows, seen, found.x, weight=spread(weight, batch, vae.space))
+        part = drawn(vae, rows, seen, found.x, weight=spread(weight, batch, vae))
         if resample:
-            part = _taken(part, spread(_pick(weight, count, generator), batch, vae.space))
+            part = _taken(part, spread(_pick(weight, count, generator), batch, vae))
         yield part
 
 
@@ -102,7 +101,7 @@ def _taken(part: Draws, pick: Tensor) -> Draws:
 
 
 def guessed(part: Draws, space: CovariateSpace) -> tuple[Tensor, Tensor]:
-    """Mean or most probable level of each covariate (n×Q), and the probability of each level (n×Q×levels), by weight."""
+    """Mean or most probable level of each covariate (n×Q), and the chance of each level (n×Q×levels), by weight."""
     at = space.on(part.x.device)
     hot = (part.x[..., None] == at.level).to(part.x.dtype)
     chances = part.average(hot.flatten(2)).unflatten(1, hot.shape[2:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -127,3 +128,8 @@ class _Whitener(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (inverse,) = ctx.saved_tensors
         return _matrix_gradient(inverse, gradient @ inverse.mT)
+
+
+def log_normal(z: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+    """log N(z | mean, diag var), over the last dimension."""
+    return -0.5 * ((z - mean) ** 2 / var + var.log() + math.log(2.0 * math.pi)).sum(-1)

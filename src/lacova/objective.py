@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from lacova.batches import Batch
-from lacova.covariates.belief import free_entries
 from lacova.covariates.expectation import Noise, Plan, complete
 from lacova.covariates.law import Belief
 from lacova.gp.inducing import NaturalStatistics
 from lacova.priors import Encoded
 from lacova.vae import ConditionalVAE
-from lacova.weights import log_mean, pooled, weigh, with_scores
+from lacova.weights import log_mean, pooled, spread, weigh, with_scores
 
 
 @dataclass(frozen=True)
@@ -94,23 +93,28 @@ def bound(vae: ConditionalVAE, batch: Batch, how: Plan, noise: Noise, q_x: Belie
 
 
 def weighted(vae: ConditionalVAE, batch: Batch, noise: Noise, q_x: Belief | None = None) -> Terms:
-    """The importance-weighted bound Σ_i E log 1/K Σ_k w_ik with the K samples of the noise, for rows that z does not couple.
+    """The importance-weighted bound Σ_i E log 1/K Σ_k w_ik, with the K samples of the noise.
 
-    It is the evidence lower bound for K = 1, rises with K, and tends to log p(Y_o | X_o). The terms are means over the
-    draws, and `gain` is what is left. Where patients have visit-constant covariates, these are common unknowns of their
-    rows: weights are then products over a patient's rows.
+    It is the evidence lower bound for K = 1, rises with K, and tends to log p(Y_o | X_o), or to the bound on it that
+    q(v) of a GP prior gives. The terms are means over the draws, and `gain` is what is left. Where rows of a patient
+    have unknowns in common, i is the patient, whose weights are products over its rows: many visits then need many
+    draws.
     """
     q_x = vae.covariate_posterior(batch) if q_x is None else q_x
-    drawn = weigh(vae, batch, noise, q_x, free_entries(batch, vae.space))
-    fit, latent, covariates = (pooled(part, batch, vae.space) for part in (drawn.fit, drawn.latent, drawn.covariates))
+    drawn = weigh(vae, batch, noise, q_x, together=True)
+    fit, latent, covariates = (pooled(part, batch, vae) for part in (drawn.fit, drawn.latent, drawn.covariates))
     weight = fit + latent + covariates
     value = log_mean(weight)
     if vae.space.categorical:
-        value = with_scores(value, weight, pooled(drawn.levels, batch, vae.space))
-    scale = batch.scale
+        value = with_scores(value, weight, pooled(drawn.levels, batch, vae))
+    scale, prior, statistics = batch.scale, drawn.prior, None
+    if prior.statistics is not None:
+        share = spread(weight.detach().softmax(0), batch, vae)
+        statistics = prior.statistics(scale * (share if batch.real is None else share * batch.real))
     return Terms(
-        scale * fit.mean(0).sum(), -scale * latent.mean(0).sum(), fit.new_zeros(()), -scale * covariates.mean(0).sum(),
-        gain=scale * (value - weight.mean(0)).sum(),
+        scale * fit.mean(0).sum(), -scale * latent.mean(0).sum(),
+        fit.new_zeros(()) if prior.inducing is None else prior.inducing, -scale * covariates.mean(0).sum(),
+        statistics, scale * (value - weight.mean(0)).sum(),
     )  # fmt: skip
 
 
@@ -131,4 +135,4 @@ def log_likelihood(vae: ConditionalVAE, batch: Batch, draws: int, generator: tor
     log 1/K Σ_k p(y_o | z_k, x_k) p(z_k | x_k) p(x_uk) / q(z_k) q(x_uk)
     """
     q_x = vae.covariate_posterior(batch)
-    return log_mean(weigh(vae, batch, vae.noise(batch, draws, generator), q_x, ~batch.x_mask).total)
+    return log_mean(weigh(vae, batch, vae.noise(batch, draws, generator), q_x, together=False).total)

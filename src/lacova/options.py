@@ -36,7 +36,8 @@ class FitOptions:
             q completes them; None leaves it as it was fitted to the observed entries.
         samples: draws of continuous x_u and of z per row and step.
         importance: K draws of x_u and z per row that are weighted against each other: the importance-weighted bound,
-            which rises with K towards log p(y_o | x_o). 1 is the evidence lower bound, `MIWAE` has 20. See docs/models.md.
+            which rises with K towards log p(y_o | x_o). 1 is the evidence lower bound; `MIWAE` has 20. See
+            docs/models.md.
         cap: largest joint table of missing categories that is summed exactly; None for 64 states of a row, or 4 of a
             patient where the prior couples its rows. What does not fit is sampled.
         buffer_rows: rows that are held and shuffled at a time when training from Parquet; see docs/scaling.md.
@@ -78,7 +79,7 @@ class FitOptions:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
         if self.importance > 1 and self.samples > 1:
             raise ValueError(
-                f"samples={self.samples} averages draws, importance={self.importance} weighs them: leave one of them out."
+                f"samples={self.samples} averages draws, importance={self.importance} weighs them: one must be 1."
             )
         for name in ("learning_rate", "fast_learning_rate", "latent_weight"):
             if not getattr(self, name) > 0:

@@ -45,7 +45,7 @@ class Step:
     ) -> None:  # fmt: skip
         self.vae, self.options, self.length, self.team = vae, options, length, team
         self.noise = torch.Generator(device)
-        capture = _captures(options, device, team)
+        capture = _captures(vae, options, device, team)
         self.optimiser = _optimiser(vae, options, units, capturable=capture)
         compiled = (
             capture and find_spec("triton") is not None and options.worth_compiling(-(-units // options.batch_size))
@@ -110,7 +110,7 @@ class Exam:
         self.vae, self.options, self.rows = vae, options, rows
         self.noise = torch.Generator(rows.device)
         self._run: Callable[[Lesson | Ticket, float], Tensor] = self._judge
-        if _captures(options, rows.device, rows.team):
+        if _captures(vae, options, rows.device, rows.team):
             self._run = Captured(self._judge, self.noise, min(rows.units, options.batch_size))
 
     @torch.no_grad()
@@ -167,7 +167,9 @@ def estimate(vae: ConditionalVAE, lesson: Lesson, noise: Noise, importance: bool
     return terms, shown.scale * recall(q(lesson.hidden, sight), shown, lesson.hidden, vae.space)
 
 
-def _captures(options: FitOptions, device: torch.device, team: Team) -> bool:
+def _captures(vae: ConditionalVAE, options: FitOptions, device: torch.device, team: Team) -> bool:
+    if options.importance > 1 and vae.prior.couples_rows:
+        return False  # how draws of patients are laid out depends on the batch
     return team.size == 1 and (available(device) if options.capture is None else options.capture)
 
 

@@ -77,6 +77,11 @@ class ConditionalVAE(nn.Module):
         self.covariate_prior = covariate_prior
         self.covariate_posterior = covariate_posterior
 
+    @property
+    def couples_rows(self) -> bool:
+        """Whether rows of a patient have unknowns in common: gaps in visit-constant columns, z, or levels of y."""
+        return self.prior.couples_rows or self.intercepts is not None or any(self.space.static)
+
     def prepare(self, table: Table) -> Table:
         """The table with what the covariate prior says of its gaps, on the device where the table is."""
         prior, where = self.covariate_prior, table.x.device

@@ -20,6 +20,8 @@ from lacova.covariates import belief as beliefs
 from lacova.covariates.expectation import Noise, draw_levels
 from lacova.covariates.law import Belief
 from lacova.covariates.space import CovariateSpace
+from lacova.linalg import log_normal
+from lacova.priors import Density, LatentPrior
 from lacova.vae import ConditionalVAE
 
 
@@ -27,10 +29,13 @@ from lacova.vae import ConditionalVAE
 class Weighed:
     """K draws of each row of a batch, and their log-weights in three parts (K×N̂ each).
 
+    What belongs to a patient as a whole stands in its first row.
+
     Attributes:
         x, z: completed covariates (K×N̂×Q) and latent values (K×N̂×L).
         outputs: what the decoder makes of them (K×N̂×outputs).
         y: completed measurements (K×N̂×D), where there is a missingness model that looks at them.
+        prior: p(z | x), and what else a GP prior has to say.
         fit: log p(y_o | z, x), and log p(mask | y) where there is such a model.
         latent: log p(z | x) − log q(z).
         covariates: log p(x_u | x_o) − log q(x_u).
@@ -41,6 +46,7 @@ class Weighed:
     z: Tensor
     outputs: Tensor
     y: Tensor | None
+    prior: Density
     fit: Tensor
     latent: Tensor
     covariates: Tensor
@@ -52,31 +58,33 @@ class Weighed:
 
 
 def weigh(
-    vae: ConditionalVAE, batch: Batch, noise: Noise, q_x: Belief, entries: Tensor, *, blind: bool = False
+    vae: ConditionalVAE, batch: Batch, noise: Noise, q_x: Belief, *, together: bool, blind: bool = False
 ) -> Weighed:
     """Draw with given noise, and weigh. Nothing in it makes the host wait for the device.
 
     Args:
         vae: the model.
-        batch: the rows, of which each counts by itself: what a prior says of several at once is not looked at.
+        batch: the rows.
         noise: K samples of it.
         q_x: what x_u is drawn from.
-        entries: the gaps (N̂×Q) whose densities count; of a row by itself, all of them.
+        together: weigh rows of a patient as such, who have visit-constant gaps, levels and components of a GP in
+            common, and z of a GP prior given q(v), as training does. Else each row counts by itself.
         blind: draw z of rows without any measurement from p(z | x), and not from q, which has nothing to look at.
     """
     draws, n = noise.z.shape[:2]
     x = _draw_covariates(q_x, batch, vae.space, noise)
     flat = x.flatten(0, 1)
-    group = torch.arange(draws * n, device=x.device)
-    prior_mean, prior_var = (part.unflatten(0, (draws, n)) for part in vae.prior.predict(flat, group))
+    entries = beliefs.free_entries(batch, vae.space) if together else ~batch.x_mask
     mean, var = vae.encode(batch)
     if blind:
+        group = torch.arange(draws * n, device=x.device)
+        prior_mean, prior_var = (part.unflatten(0, (draws, n)) for part in vae.prior.predict(flat, group))
         seen = batch.y_mask.any(1)[:, None]
         mean, var = torch.where(seen, mean, prior_mean), torch.where(seen, var, prior_var)
     z = mean + var.sqrt() * noise.z
     outputs = vae.decode(z.flatten(0, 1), flat).unflatten(0, (draws, n))
-    extra = 0.0 if vae.intercepts is None else vae.intercepts.var  # of a row by itself
-    fit = vae.likelihood.log_prob(outputs, batch.y, batch.y_mask, extra)
+    prior = vae.prior.density(z, x, batch) if together else LatentPrior.density(vae.prior, z, x, batch)
+    fit = _fit(vae, batch, outputs, together)
     y = None
     if vae.missingness is not None and noise.y is not None:
         y = torch.where(batch.y_mask, batch.y, outputs + vae.likelihood.var.sqrt() * noise.y)
@@ -86,11 +94,21 @@ def weigh(
         at = vae.space.on(x.device).categorical
         coded = torch.zeros_like(entries).index_copy(1, at, entries[:, at])
     return Weighed(
-        x, z, outputs, y, fit,
-        log_normal(z, prior_mean, prior_var) - log_normal(z, mean, var),
+        x, z, outputs, y, prior, fit,
+        prior.value - log_normal(z, mean, var),
         vae.covariate_prior.log_density(x, batch, entries) - beliefs.log_density(q_x, x, entries, vae.space),
         x.new_zeros(draws, n) if coded is None else beliefs.log_density(q_x, x, coded, vae.space),
     )  # fmt: skip
+
+
+def _fit(vae: ConditionalVAE, batch: Batch, outputs: Tensor, together: bool) -> Tensor:
+    """log p(y_o | z, x) (K×N̂); patients' own levels are integrated out, of each patient or of each row by itself."""
+    if vae.intercepts is None:
+        return vae.likelihood.log_prob(outputs, batch.y, batch.y_mask)
+    if not together:
+        return vae.likelihood.log_prob(outputs, batch.y, batch.y_mask, vae.intercepts.var)
+    gain = vae.intercepts.gain(*vae.levelled(outputs, batch))
+    return vae.likelihood.log_prob(outputs, batch.y, batch.y_mask) + batch.in_first_row(gain)
 
 
 def _draw_covariates(q_x: Belief, batch: Batch, space: CovariateSpace, noise: Noise) -> Tensor:
@@ -102,18 +120,18 @@ def _draw_covariates(q_x: Belief, batch: Batch, space: CovariateSpace, noise: No
     return torch.where(batch.x_mask, batch.x, beliefs.share_static(x, batch, space))
 
 
-def pooled(values: Tensor, batch: Batch, space: CovariateSpace) -> Tensor:
-    """Log-weights of rows (K×N̂) summed over what has unknowns in common: patients with visit-constant columns (K×P̂)."""
+def pooled(values: Tensor, batch: Batch, vae: ConditionalVAE) -> Tensor:
+    """Log-weights of rows (K×N̂), or of patients (K×P̂) where their rows have unknowns in common: sums over rows."""
     if batch.real is not None:
         values = values * batch.real
-    if not any(space.static):
+    if not vae.couples_rows:
         return values
     return values.new_zeros(len(values), batch.patients).index_add(1, batch.patient, values)
 
 
-def spread(values: Tensor, batch: Batch, space: CovariateSpace) -> Tensor:
+def spread(values: Tensor, batch: Batch, vae: ConditionalVAE) -> Tensor:
     """What belongs to the units of `pooled` (…×units), for each of their rows (…×N̂)."""
-    return values[..., batch.patient] if any(space.static) else values
+    return values[..., batch.patient] if vae.couples_rows else values
 
 
 def log_mean(weight: Tensor) -> Tensor:
@@ -135,7 +153,3 @@ def with_scores(value: Tensor, weight: Tensor, levels: Tensor) -> Tensor:
         diagonal = torch.eye(count, dtype=torch.bool, device=weight.device)[..., None]
         signal = signal - log_mean(torch.where(diagonal, others, log_weight[:, None]))
     return value + (signal * (levels - levels.detach())).sum(0)
-
-
-def log_normal(z: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-    return -0.5 * ((z - mean) ** 2 / var + var.log() + math.log(2.0 * math.pi)).sum(-1)

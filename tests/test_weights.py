@@ -180,14 +180,16 @@ def test_gaps_that_look_at_what_they_hide():
     assert_close(got, want, rtol=0, atol=0.01)
 
 
-def linear_models(model, seed=0, n=400, gaps=0.3, **options):
-    """A model with linear networks, fitted to linear-Gaussian data of four columns."""
-    table = linear_data(seed, n).mask(np.random.default_rng(seed + 1).random((n, 4)) < gaps)
-    made = model(lacova.Schema(list("abcd"), {}), latent_dim=2, networks=lacova.Dense((32,), ()))
-    return made.fit(table, seed=0, device="cpu", **options)
+def linear_models(model, seed=0, n=400, gaps=0.3, encoder=(32,), **options):
+    """A model of one latent dimension with a linear decoder, fitted to such data with gaps."""
+    table = linear_data(seed, n)
+    table = table.mask(np.random.default_rng(seed + 1).random(table.shape) < gaps)
+    made = model(lacova.Schema(list(table), {}), latent_dim=1, networks=lacova.Dense(encoder, ()))
+    return made.fit(table, device="cpu", **options)
 
 
 def linear_data(seed, n):
+    """One latent dimension, and the same noise in all columns."""
     rng = np.random.default_rng(seed)
-    loading = np.array([[1.0, 0.0], [0.8, 0.5], [-0.6, 0.9], [0.3, 1.0]])
-    return pd.DataFrame(rng.normal(size=(n, 2)) @ loading.T + 0.4 * rng.normal(size=(n, 4)) + 1.0, columns=list("abcd"))
+    loading = np.array([[1.0], [0.8], [-0.6], [0.9]])
+    return pd.DataFrame(rng.normal(size=(n, 1)) @ loading.T + 0.5 * rng.normal(size=(n, 4)) + 1.0, columns=list("abcd"))

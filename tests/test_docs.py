@@ -28,6 +28,7 @@ import lacova.pooling
 import lacova.schema
 import lacova.sensitivity
 import lacova.sklearn
+import lacova.unconditional
 from lacova.cli import main
 from lacova.schema import Schema
 
@@ -153,6 +154,7 @@ def test_the_shell_of_the_page_on_scaling(block, tmp_path):
     [
         lacova.schema,
         lacova.models,
+        lacova.unconditional,
         lacova.pooling,
         lacova.sensitivity,
         lacova.sklearn,

@@ -13,7 +13,10 @@ import lacova
 from lacova.batches import Batch, Batches
 from lacova.covariates.law import Belief, RowPrior
 from lacova.covariates.prior import FactorisedPrior
+from lacova.covariates.space import CovariateSpace
+from lacova.intercepts import Intercepts
 from lacova.missingness import Missingness
+from lacova.networks import Dense, Encoder
 from lacova.objective import elbo, log_likelihood, weighted
 from tests.test_objective import (
     KINDS,
@@ -98,14 +101,42 @@ def test_drawn_categories_have_an_unbiased_gradient():
     assert_close(got, want, rtol=0, atol=0.02)
 
 
+def test_rows_of_a_patient_share_what_is_constant():
+    """Two visits lack the same covariate: the bound tends to their joint likelihood, not to that of each by itself."""
+    space = CovariateSpace(("b",), (0,), (True,))
+    prior = FactorisedPrior(space, torch.zeros(1).double(), torch.ones(1).double(), torch.zeros(1, 1).double())
+    loading, slope = torch.tensor([[0.5]]).double(), torch.tensor([[1.2]]).double()
+    vae = linear_cvae(space, loading, slope, torch.zeros(1).double(), torch.tensor([0.3]).double(), prior)
+    y, n = torch.tensor([0.9, 1.6]).double(), 1_000
+    own = 0.25 + vae.likelihood.var.detach()
+    covariance = own * torch.eye(2).double() + 1.44
+    truth = torch.distributions.MultivariateNormal(torch.zeros(2).double(), covariance).log_prob(y)
+    apart = torch.distributions.Normal(torch.zeros(2).double(), covariance.diagonal().sqrt()).log_prob(y).sum()
+    assert truth - apart > 0.3
+    batch = prepared(Batch(
+        y.repeat(n)[:, None], torch.ones(2 * n, 1, dtype=torch.bool), torch.zeros(2 * n, 1).double(),
+        torch.zeros(2 * n, 1, dtype=torch.bool), torch.arange(n).repeat_interleave(2), 1.0 / n, None, n,
+    ), vae)  # fmt: skip
+    flat = torch.ones(2 * n, 1).double()
+    vae.encoder = Fixed((0.2 * flat, flat))
+    vae.covariate_posterior = Fixed(Belief(0.8 * flat, 0.5 * flat, torch.zeros(2 * n, 1, 1).double()))
+    with torch.no_grad():
+        assert_close(weighted(vae, batch, vae.noise(batch, 500, noise())).elbo, truth, rtol=0, atol=0.02)
+
+
 STATIC = replace(MIXED, static=(True, True))
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "static"])
+@pytest.mark.parametrize("kind", [*KINDS, "static", "levels"])
 def test_the_mean_over_draws_has_the_terms_of_the_elbo(kind):
     """Term by term, for every prior and rows with gaps anywhere; patients' weights are products over their rows."""
-    patients = [0, 0, 0, 1, 2, 2, 2, 2, 3, 4, 4, 5] if kind in ("longitudinal", "static") else None
-    vae = some_vae(STATIC if kind == "static" else MIXED, "normal" if kind == "static" else kind)
+    patients = [0, 0, 0, 1, 2, 2, 2, 2, 3, 4, 4, 5] if kind in ("longitudinal", "static", "levels") else None
+    vae = some_vae(
+        STATIC if kind == "static" else MIXED, {"static": "normal", "levels": "longitudinal"}.get(kind, kind)
+    )
+    if kind == "levels":
+        vae.intercepts = Intercepts(torch.full((3,), 0.5)).double()
+        vae.encoder = Encoder(Dense((8,), (8,)), 3, vae.space.width + 5, 2).double()
     table = some_table(patients=patients)
     if kind == "static":
         first = torch.tensor([patients.index(p) for p in patients])

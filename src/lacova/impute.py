@@ -77,13 +77,11 @@ def _pick(weight: Tensor, draws: int, generator: torch.Generator) -> Tensor:
     """Which proposals (draws×units) to take, by their weights (proposals×units).
 
     Systematic: one uniform number for all draws of a unit, so that each proposal is taken as often as its weight says,
-    within one. The order is random, so that draws of different units are independent.
+    within one.
     """
     steps = weight.double().cumsum(0).T.contiguous()
-    units = len(steps)
-    start = torch.rand(units, 1, generator=generator, device=steps.device, dtype=steps.dtype)
-    order = torch.rand(units, draws, generator=generator, device=steps.device).argsort(1)
-    at = (order + start) / draws * steps[:, -1:]
+    start = torch.rand(len(steps), 1, generator=generator, device=steps.device, dtype=steps.dtype)
+    at = (torch.arange(draws, device=steps.device) + start) / draws * steps[:, -1:]
     return torch.searchsorted(steps, at).clamp(max=len(weight) - 1).T
 
 

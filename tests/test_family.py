@@ -34,11 +34,9 @@ class Case:
 
 
 FAMILY = {
-    "VAE": Case(lambda s: lacova.VAE(s, latent_dim=2), Schema(MIXED, {})),
-    "VAE, columns of visits": Case(lambda s: lacova.VAE(s, latent_dim=2), visits(MIXED)),
+    "VAE": Case(lambda s: lacova.VAE(s, latent_dim=2), visits(MIXED)),
     "MIWAE": Case(lambda s: lacova.MIWAE(s, latent_dim=2), Schema(MIXED, {}), {"importance": 4}),
     "NotMIWAE": Case(lambda s: lacova.NotMIWAE(s, latent_dim=2), Schema(NUMBERS, {}), {"importance": 4}),
-    "NotMIWAE, linear": Case(lambda s: lacova.NotMIWAE(s, latent_dim=2, mechanism="linear"), Schema(NUMBERS, {})),
     "CVAE": Case(lambda s: lacova.CVAE(s, latent_dim=2), visits(MIXED)),
     "CVAE, weighted": Case(lambda s: lacova.CVAE(s, latent_dim=2), visits(MIXED), {"importance": 3}),
     "CVAE, rows weighted": Case(

@@ -29,6 +29,7 @@ import lacova.pooling
 import lacova.schema
 import lacova.sensitivity
 import lacova.sklearn
+import lacova.unconditional
 from lacova.cli import main
 from lacova.schema import Schema
 
@@ -187,6 +188,7 @@ def test_the_shell_of_the_page_on_scaling(block, tmp_path):
         lacova.schema,
         lacova.family,
         lacova.models,
+        lacova.unconditional,
         lacova.pooling,
         lacova.sensitivity,
         lacova.sklearn,

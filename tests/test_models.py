@@ -235,7 +235,7 @@ def test_unfitted_model_says_so(make, use):
         (lambda: GPPriorVAE(SCHEMA, inducing=6.5), "inducing must be a whole number of at least 1, got 6.5."),
         (
             lambda: CVAE(Schema(["alt"], {})),
-            "CVAE conditions on covariates: name at least one in the schema.",
+            "CVAE conditions on covariates: name at least one in the schema, or use VAE or MIWAE.",
         ),
         (
             lambda: CVAE(ROWS, scaling="robust").fit(visits()),

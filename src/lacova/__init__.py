@@ -11,10 +11,11 @@ from lacova.pooling import pool
 from lacova.schema import DataError, Schema, SchemaError
 from lacova.sensitivity import shift_imputed
 from lacova.storage import load
+from lacova.unconditional import MIWAE, VAE, NotMIWAE
 from lacova.version import __version__
 
 __all__ = [
-    "CVAE", "GPPVAE", "GPVAE", "HIVAE", "LVAE", "Conv", "DataError", "Dense", "FitOptions", "FormulaError",
-    "GPPriorVAE", "NotFittedError", "Schema", "SchemaError", "StorageError", "TrainingError", "__version__", "load",
-    "pool", "shift_imputed",
+    "CVAE", "GPPVAE", "GPVAE", "HIVAE", "LVAE", "MIWAE", "VAE", "Conv", "DataError", "Dense", "FitOptions",
+    "FormulaError", "GPPriorVAE", "NotFittedError", "NotMIWAE", "Schema", "SchemaError", "StorageError",
+    "TrainingError", "__version__", "load", "pool", "shift_imputed",
 ]  # fmt: skip

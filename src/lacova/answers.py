@@ -21,7 +21,7 @@ from lacova.dataframes import Frame, to_pandas
 from lacova.errors import about
 from lacova.filtering import followed, visit_numbers
 from lacova.frames import completed, completed_draws, predicted, predicted_draws, summarise
-from lacova.impute import imputation_draws
+from lacova.impute import guessed, imputation_draws, weighted_draws
 from lacova.labels import Fingerprints
 from lacova.measurements import LEVELS as CODED
 from lacova.moments import Moments
@@ -118,18 +118,29 @@ class Answering:
         count, interval = whole_number(count if draws is None else draws), _level(interval)
         frame, origin = to_pandas(data, self.schema.columns)
         table = self._encode(frame)
-        parts = imputation_draws(vae, table, count, self._noise(seed), self._trained, alone)
+        weighs = self._weighs(vae)
+        if weighs:
+            parts = weighted_draws(vae, table, count, self._noise(seed), alone, resample=draws is not None)
+        else:
+            parts = imputation_draws(vae, table, count, self._noise(seed), self._trained, alone)
         if draws is not None:
             return origin.complete(completed_draws(frame, codec, parts, table, count))
         guess = torch.empty(table.x.shape)
         chances = torch.empty(*table.x.shape, vae.space.max_levels) if probabilities else None
-        for rows, batch in chunks(table, 1, self._noise(seed) if alone else None):
-            belief = vae.believe(batch)
-            guess[rows] = best_guess(belief, batch, vae.space).detach().cpu()
-            if chances is not None:
-                chances[rows] = level_chances(belief, batch).detach().cpu()
+        if weighs:
+            parts = _noted(parts, vae, guess, chances)
+        else:
+            for rows, batch in chunks(table, 1, self._noise(seed) if alone else None):
+                belief = vae.believe(batch)
+                guess[rows] = best_guess(belief, batch, vae.space).detach().cpu()
+                if chances is not None:
+                    chances[rows] = level_chances(belief, batch).detach().cpu()
         summary = summarise(parts, len(table), codec, interval)
         return origin.complete(completed(frame, codec, summary, guess, chances, every=every))
+
+    def _weighs(self, vae: ConditionalVAE) -> bool:
+        """Whether imputation weighs draws: as training did, unless z of a row depends on that of others."""
+        return vae.prior.independent and (self._options.importance > 1 or vae.missingness is not None)
 
     def predict(
         self, x: Frame, history: Any = None, *, draws: int = MEAN_DRAWS, interval: float | None = None,
@@ -410,6 +421,16 @@ class Answering:
         total["kl_inducing"] = inducing
         total["elbo"] = total["reconstruction"] - total["kl_latent"] - total["kl_covariates"] - inducing
         return total
+
+
+def _noted(parts: Iterable[Draws], vae: ConditionalVAE, guess: Tensor, chances: Tensor | None) -> Iterator[Draws]:
+    """The same draws, of which the covariates are taken down as they pass."""
+    for part in parts:
+        mean, each = guessed(part, vae.space)
+        guess[part.rows] = mean.cpu()
+        if chances is not None:
+            chances[part.rows] = each.cpu()
+        yield part
 
 
 def _beside(found: pa.Table, x: pa.Table) -> pa.Table:

@@ -55,6 +55,11 @@ class Batch:
         """The rows by patient."""
         return blocks(self.patient, self.patients, self.longest)
 
+    def in_first_row(self, values: Tensor) -> Tensor:
+        """What patients have (…×P̂) as numbers of rows (…×N̂): in the first row of each, 0 in the others."""
+        first = self.owner == torch.arange(len(self), device=self.owner.device)
+        return torch.where(first, values[..., self.patient], 0.0)
+
     def take(self, rows: Tensor) -> Batch:
         """The rows chosen by a mask (N̂,), their patients numbered anew."""
         patient = torch.unique_consecutive(self.patient[rows], return_inverse=True)[1]

@@ -1,4 +1,4 @@
-"""Models known by name from the literature, as compositions of the same parts; see docs/models-series.md."""
+"""Models known by name from the literature, as compositions of the same parts; see docs/models.md."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from lacova.schema import Schema, SchemaError
 from lacova.series import SeriesPrior
 from lacova.structured import ChainEncoder, ColumnDecoder
 from lacova.table import Codec
+from lacova.unconditional import VAE
 from lacova.vae import Networks
 
 
@@ -153,6 +154,7 @@ class GPVAE(Model):
     decoder_sees_x = False
     latent_weight = 1.0
     stored = True
+    weighable = False
 
     def __init__(
         self, schema: Schema, *, kernel: Literal["cauchy", "se"] = "cauchy", length_scale: float | None = None,
@@ -193,7 +195,7 @@ class GPVAE(Model):
         return partial(ChainEncoder, time=time, banded=self.posterior == "banded"), Decoder
 
 
-class HIVAE(Model):
+class HIVAE(VAE):
     """VAE of mixed measurements: each column a law of its own, z from a mixture, a decoder with a head per column.
 
     As Nazábal et al. (2020) describe: p(s) uniform on C components, p(z | s) = N(μ_s, I), a shared g(z) that gives each
@@ -201,29 +203,27 @@ class HIVAE(Model):
     is not sampled but summed over at its optimum, which no network could improve on. And heads do not look at s, of
     which g(z) tells them.
 
-    Neither the prior nor the decoder looks at covariates: they inform q(z) only. Use `CVAE` to condition on them.
+    As in a `VAE`, covariates of the schema are not looked at. Use `CVAE` to condition on them.
 
     Args:
-        schema: the roles of the columns, and the kinds of the measurements.
+        schema: the kinds of the measurements; other roles do not count.
         components: C; with 1, the prior is N(0, I).
         column_width: how many numbers g(z) has for each column.
 
-    The other arguments are those of `Model`; `networks` must be dense.
+    The other arguments are those of `VAE`; `networks` must be dense.
 
     Example:
         >>> import numpy as np, pandas as pd, lacova
         >>> rng = np.random.default_rng(0)
         >>> ill = rng.random(200) < 0.5
-        >>> table = pd.DataFrame({"age": rng.normal(50, 10, 200), "falls": rng.poisson(1 + 4 * ill), "ill": ill})
+        >>> table = pd.DataFrame({"falls": rng.poisson(1 + 4 * ill), "ill": ill})
         >>> table = table.astype(object).mask(rng.random(table.shape) < 0.2)
-        >>> schema = lacova.Schema({"falls": "poisson", "ill": "bernoulli"}, {"age": "continuous"})
+        >>> schema = lacova.Schema({"falls": "poisson", "ill": "bernoulli"}, {})
         >>> model = lacova.HIVAE(schema, latent_dim=2, components=2).fit(table, max_epochs=2)
         >>> int(model.impute(table).isna().sum().sum())
         0
     """
 
-    decoder_sees_x = False
-    latent_weight = 1.0
     stored = True
 
     def __init__(self, schema: Schema, *, components: int = 10, column_width: int = 5, **settings: Any) -> None:

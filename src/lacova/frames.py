@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lacova.measurements import COUNTS, LEVELS
-from lacova.metrics import quantile
+from lacova.metrics import quantile, weighted_quantile
 from lacova.predict import Draws
 from lacova.scales import Floats
 from lacova.schema import DataError
@@ -43,15 +43,20 @@ def summarise(parts: Iterable[Draws], rows: int, codec: Codec, interval: float |
     shares = {} if interval is None else dict(zip(SIDES, ((1.0 - interval) / 2.0, (1.0 + interval) / 2.0), strict=True))
     ends = {side: (torch.empty(rows, sizes[0]), torch.empty(rows, sizes[1])) for side in shares}
     for part in parts:
-        mean[part.rows] = part.location.mean(0).cpu()
+        mean[part.rows] = part.average(part.location).cpu()
         if len(bent):
-            averages[part.rows] = codec.own(part.y)[..., bent].mean(0)
+            weight = np.full((len(part.y), 1), 1.0 / len(part.y)) if part.weight is None else part.weight.cpu().numpy()
+            averages[part.rows] = (weight[..., None] * codec.own(part.y)[..., bent]).sum(0)
         if chances is not None and part.chances is not None:
             chances[part.rows] = part.chances.cpu()
         for k, draws in enumerate((part.y, part.x) if shares else ()):
-            ordered = draws.sort(0).values
+            ordered = draws.sort(0).values if part.weight is None else draws
             for side, share in shares.items():
-                ends[side][k][part.rows] = quantile(ordered, share).cpu()
+                end = (
+                    quantile(ordered, share) if part.weight is None
+                    else weighted_quantile(draws, part.weight[..., None].expand_as(draws), share)
+                )  # fmt: skip
+                ends[side][k][part.rows] = end.cpu()
     values = codec.own(mean)
     values[:, bent] = averages
     if chances is not None:

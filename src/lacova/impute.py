@@ -6,10 +6,16 @@ from collections.abc import Container, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from lacova.covariates.space import CovariateSpace
 from lacova.predict import Draws, chunks, drawn, predictive_draws
 from lacova.table import Table
-from lacova.vae import ConditionalVAE
+from lacova.vae import ConditionalVAE, Observed
+from lacova.weights import pooled, spread, weigh
+
+# Draws of a row that are weighed against each other: so many at least, and so many for each that is resampled.
+PROPOSALS, PER_DRAW = 1000, 10
 
 
 @torch.no_grad()
@@ -31,3 +37,70 @@ def imputation_draws(
     unseen = ~table.y_mask.any(1).cpu()
     if unseen.any():
         yield from predictive_draws(vae, table, unseen, draws, generator, trained, alone)
+
+
+@torch.no_grad()
+def weighted_draws(
+    vae: ConditionalVAE, table: Table, count: int, generator: torch.Generator, alone: bool = False,
+    resample: bool = False,
+) -> Iterator[Draws]:  # fmt: skip
+    """Draws for every row, with weights: self-normalised importance sampling of z, x_u, and y_u where gaps look at it.
+
+    The weighted law tends to p(y_u, x_u | y_o, x_o) as draws grow, however far q is from it. Rows of a patient have
+    weights in common where they have visit-constant covariates in common.
+
+    Args:
+        vae: the trained model, of rows that z does not couple.
+        table: the rows.
+        count: draws of each row, of which more are weighed.
+        generator: source of noise.
+        alone: as in `imputation_draws`.
+        resample: give `count` draws that count alike, taken at random by weight.
+    """
+    proposals = max(PROPOSALS, PER_DRAW * count)
+    for rows, batch in chunks(table, proposals, generator if alone else None):
+        noise = vae.noise(batch, proposals, generator)
+        found = weigh(vae, batch, noise, vae.believe(batch), together=True, blind=True)
+        weight = pooled(found.total, batch, vae).softmax(0)
+        if found.y is None:
+            seen = vae.observe(found.outputs, batch, generator)
+        else:
+            seen = Observed(found.y, vae.likelihood.var, found.y)  # what was weighed is y itself
+        part = drawn(vae, rows, seen, found.x, weight=spread(weight, batch, vae))
+        if resample:
+            part = _taken(part, spread(_pick(weight, count, generator), batch, vae))
+        yield part
+
+
+def _pick(weight: Tensor, draws: int, generator: torch.Generator) -> Tensor:
+    """Which proposals (draws×units) to take, by their weights (proposals×units).
+
+    Systematic: one uniform number for all draws of a unit, so that each proposal is taken as often as its weight says,
+    within one.
+    """
+    steps = weight.double().cumsum(0).T.contiguous()
+    start = torch.rand(len(steps), 1, generator=generator, device=steps.device, dtype=steps.dtype)
+    at = (torch.arange(draws, device=steps.device) + start) / draws * steps[:, -1:]
+    return torch.searchsorted(steps, at).clamp(max=len(weight) - 1).T
+
+
+def _taken(part: Draws, pick: Tensor) -> Draws:
+    """Some of the draws of each row (draws×n), which count alike."""
+
+    def taken(values: Tensor) -> Tensor:
+        return values.gather(0, pick[..., None].expand(-1, -1, values.shape[-1]))
+
+    return part._replace(
+        location=taken(part.location), y=taken(part.y), x=taken(part.x), weight=None,
+        var=part.var if part.var.dim() == 1 else taken(part.var),
+        outputs=None if part.outputs is None else taken(part.outputs),
+    )  # fmt: skip
+
+
+def guessed(part: Draws, space: CovariateSpace) -> tuple[Tensor, Tensor]:
+    """Mean or most probable level of each covariate (n×Q), and the chance of each level (n×Q×levels), by weight."""
+    at = space.on(part.x.device)
+    hot = (part.x[..., None] == at.level).to(part.x.dtype)
+    chances = part.average(hot.flatten(2)).unflatten(1, hot.shape[2:])
+    guess = part.average(part.x)
+    return guess.index_copy(1, at.categorical, chances.argmax(-1)[:, at.categorical].to(guess.dtype)), chances

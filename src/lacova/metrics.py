@@ -44,3 +44,11 @@ def quantile(ordered: Tensor, share: float) -> Tensor:
     place = share * (len(ordered) - 1)
     below = min(math.floor(place), len(ordered) - 2) if len(ordered) > 1 else 0
     return torch.lerp(ordered[below], ordered[min(below + 1, len(ordered) - 1)], place - below)
+
+
+def weighted_quantile(draws: Tensor, weight: Tensor, share: float) -> Tensor:
+    """The least of the draws (draws×…) that has a share of the weight at or below it; weights sum to one."""
+    ordered, order = draws.sort(0)
+    reached = weight.gather(0, order).cumsum(0)
+    at = (reached < share * reached[-1:]).sum(0, keepdim=True).clamp(max=len(draws) - 1)
+    return ordered.gather(0, at)[0]

@@ -38,6 +38,7 @@ from lacova.intercepts import DriftingIntercepts, Intercepts, variance_parts
 from lacova.interrupt import InterruptedWarning
 from lacova.labels import Fingerprints
 from lacova.likelihoods import Likelihood, blank, learn
+from lacova.missingness import Missingness
 from lacova.networks import Conv, Decoder, Dense, Encoder, resolve
 from lacova.options import FitOptions
 from lacova.parquet import Layout, Source
@@ -98,8 +99,6 @@ class Model(Answering, ABC):
         scaling: Scaling = "standard", covariates: Covariates = "joint",
         covariate_prior: Mapping[str, object] | None = None, noise_floor: float = NOISE_FLOOR,
     ) -> None:  # fmt: skip
-        if not schema.covariates:
-            raise ValueError(f"{type(self).__name__} conditions on covariates: name at least one in the schema.")
         latent_dim = whole_number(latent_dim, "latent_dim")
         if covariates not in get_args(Covariates):
             raise ValueError(f"covariates is {covariates!r}; expected one of {', '.join(get_args(Covariates))}.")
@@ -132,6 +131,8 @@ class Model(Answering, ABC):
     latent_weight: float
     stored: bool = False  # whether `lacova.load` knows the class; those derived from it must say so themselves
     settled: ClassVar[tuple[str, ...]] = ()  # arguments of its bases that a model decides itself
+    importance: int = 1  # draws that are weighted, unless a fit says otherwise
+    weighable: bool = True  # whether they can be weighted
 
     @property
     def _has_intercepts(self) -> bool:
@@ -148,6 +149,10 @@ class Model(Answering, ABC):
     def _networks(self, codec: Codec) -> Networks:
         """What makes the encoder and the decoder of an architecture."""
         return Encoder, Decoder
+
+    def _missingness(self, codec: Codec, table: Table | None) -> Missingness | None:
+        """p(mask | y), started from a table if there is one; None where gaps in y are taken to be at random."""
+        return None
 
     def fit(
         self, train: Any, validation: Any = None, *, max_epochs: int | None = None,
@@ -182,8 +187,14 @@ class Model(Answering, ABC):
             "learning_rate": 1e-3 if rows else 3e-3,
             "latent_weight": self.latent_weight,
             "recall": float(self.covariates in ("joint", "factorised")),
+            "importance": self.importance,
         }
         settings = FitOptions(**{**usual, **options}, max_epochs=max_epochs, seed=seed)
+        if settings.importance > 1 and not self.weighable:
+            raise ValueError(
+                f"importance is {settings.importance}, but q(z) of a {type(self).__name__} couples visits and is not "
+                "weighed draw by draw; leave it out."
+            )
         if self.covariate_prior and settings.prior_every is not None:
             raise ValueError("covariate_prior states what prior_every would unlearn; leave one of them out.")
         kept = None if checkpoint is None else (checkpoint, checkpoint_every, checkpoint_keep)
@@ -266,7 +277,7 @@ class Model(Answering, ABC):
         between, within = variance_parts(table) if self._has_levels(codec) else (None, None)
         columns, noise = codec.measurements.columns("gaussian"), learn(codec.measurements, table, self.noise_floor)
         if between is None or within is None:
-            return self._join(codec, marginal, prior, latent, noise)
+            return self._join(codec, marginal, prior, latent, noise, missingness=self._missingness(codec, table))
         intercepts = self._intercepts(codec, between[columns], within[columns])
         noise.start_at((between + within)[columns] - intercepts.var.detach())
         return self._join(codec, marginal, prior, latent, noise, intercepts)
@@ -286,7 +297,8 @@ class Model(Answering, ABC):
         latent = self._latent_prior(codec, lambda _: torch.zeros(sizes["inducing"], len(space.names)))
         ones = torch.ones(len(codec.measurements.columns("gaussian")))
         intercepts = self._intercepts(codec, ones, ones) if self._has_levels(codec) else None
-        return self._join(codec, marginal, prior, latent, blank(codec.measurements, self.noise_floor), intercepts)
+        noise = blank(codec.measurements, self.noise_floor)
+        return self._join(codec, marginal, prior, latent, noise, intercepts, self._missingness(codec, None))
 
     def _intercepts(self, codec: Codec, between: Tensor, within: Tensor) -> Intercepts:
         """Levels with the variance between patients; drift starts with half of that within them."""
@@ -301,7 +313,7 @@ class Model(Answering, ABC):
 
     def _join(
         self, codec: Codec, marginal: FactorisedPrior, prior: CovariatePrior, latent: LatentPrior,
-        likelihood: Likelihood, intercepts: Intercepts | None = None,
+        likelihood: Likelihood, intercepts: Intercepts | None = None, missingness: Missingness | None = None,
     ) -> ConditionalVAE:  # fmt: skip
         seen = 0 if self.covariates == "paper" else codec.measurements
         return ConditionalVAE(
@@ -310,7 +322,7 @@ class Model(Answering, ABC):
             covariate_posterior=AmortisedPosterior(
                 codec.space, seen, marginal, "given" if isinstance(prior, LongitudinalPrior) else "marginal"
             ),
-            likelihood=likelihood, intercepts=intercepts, networks=self._networks(codec),
+            likelihood=likelihood, intercepts=intercepts, missingness=missingness, networks=self._networks(codec),
         )  # fmt: skip
 
     def _covariate_prior(self, codec: Codec, table: Table, marginal: FactorisedPrior, seed: int) -> CovariatePrior:
@@ -362,12 +374,12 @@ class Model(Answering, ABC):
         kinds = self.schema.kinds
         shown = [f"{name} ({kinds[name]})" if name in kinds else name for name in self.schema.measurements]
         lines["measurements"] = f"{len(shown)}: {_some(shown)}"
-        shown = [f"{name} ({kind})" for name, kind in self.schema.covariates.items()]
-        lines["covariates"] = f"{len(shown)}: {_some(shown)}"
+        if shown := [f"{name} ({kind})" for name, kind in self.schema.covariates.items()]:
+            lines["covariates"] = f"{len(shown)}: {_some(shown)}"
+            lines["gaps in covariates"] = self.covariates
         for role in ("instance", "time", "static"):
             if value := getattr(self.schema, role):
                 lines[role] = value if isinstance(value, str) else ", ".join(value)
-        lines["gaps in covariates"] = self.covariates
         lines["latent dimensions"] = str(self.latent_dim)
         if self._vae is None or self.training is None:
             lines["trained"] = "no; call fit(train)"
@@ -414,6 +426,7 @@ class CVAE(Model):
     def __init__(
         self, schema: Schema, *, latent_prior: Literal["normal", "conditional"] = "normal", **settings: Any
     ) -> None:
+        _need_covariates(self, schema)
         super().__init__(schema, **settings)
         if latent_prior not in ("normal", "conditional"):
             raise ValueError(f"latent_prior is {latent_prior!r}; expected 'normal' or 'conditional'.")
@@ -456,6 +469,7 @@ class GPPriorVAE(Model):
         inducing: int = 60, expectation: Literal["sample", "exact"] = "sample",
         patient_effects: bool | Literal["level"] = True, **settings: Any,
     ) -> None:  # fmt: skip
+        _need_covariates(self, schema)
         super().__init__(schema, **settings)
         if expectation not in ("sample", "exact"):
             raise ValueError(f"expectation is {expectation!r}; expected 'sample' or 'exact'.")
@@ -527,6 +541,13 @@ def _inducing_inputs(codec: Codec, table: Table, covariates: FactorisedPrior, se
     batches = Batches(replace(table, given=covariates.prepare(table)))
     x = covariates.draw(batches.batch(torch.arange(batches.units)), 1, torch.Generator().manual_seed(seed))[0]
     return x[spread_rows(codec.space.values(x), count, seed)]
+
+
+def _need_covariates(model: Model, schema: Schema) -> None:
+    if not schema.covariates:
+        raise ValueError(
+            f"{type(model).__name__} conditions on covariates: name at least one in the schema, or use VAE or MIWAE."
+        )
 
 
 def _some(names: Iterable[str], most: int = 8) -> str:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from lacova.batches import Batch
-from lacova.covariates import belief as beliefs
 from lacova.covariates.expectation import Noise, Plan, complete
 from lacova.covariates.law import Belief
 from lacova.gp.inducing import NaturalStatistics
-from lacova.linalg import log_normal
 from lacova.priors import Encoded
 from lacova.vae import ConditionalVAE
+from lacova.weights import log_mean, pooled, spread, weigh, with_scores
 
 
 @dataclass(frozen=True)
@@ -28,6 +26,7 @@ class Terms:
         kl_inducing: KL[q(v) ‖ p(v)] of the inducing values; 0 without a GP prior.
         kl_covariates: KL[q(X_u) ‖ p(X_u)].
         statistics: what a natural-gradient step of the GP prior needs.
+        gain: what weighing K draws against each other adds to their mean; 0 for the evidence lower bound.
     """
 
     reconstruction: Tensor
@@ -35,6 +34,7 @@ class Terms:
     kl_inducing: Tensor
     kl_covariates: Tensor
     statistics: NaturalStatistics | None = None
+    gain: float | Tensor = 0.0
 
     @property
     def elbo(self) -> Tensor:
@@ -43,7 +43,7 @@ class Terms:
     @property
     def data(self) -> Tensor:
         """The part that sums over rows: the bound for rows of which q(v) has not been learnt."""
-        return self.reconstruction - self.kl_latent - self.kl_covariates
+        return self.reconstruction - self.kl_latent - self.kl_covariates + self.gain
 
     def named(self) -> dict[str, float]:
         names = ("reconstruction", "kl_latent", "kl_inducing", "kl_covariates", "elbo")
@@ -62,6 +62,8 @@ def elbo(
         samples: draws of continuous x_u, and of z, per row.
         cap: largest joint table of missing categories that is summed exactly; None for the defaults.
     """
+    if vae.missingness is not None:
+        return replace(weighted(vae, batch, vae.noise(batch, samples, generator)), gain=0.0)
     how = vae.plan(batch.x_mask.cpu(), batch.patient.cpu(), samples, cap).to(batch.x.device)
     return bound(vae, batch, how, vae.noise(batch, samples, generator))
 
@@ -90,6 +92,32 @@ def bound(vae: ConditionalVAE, batch: Batch, how: Plan, noise: Noise, q_x: Belie
     return Terms(batch.scale * reconstruction, prior.latent, prior.inducing, kl_covariates, prior.statistics)
 
 
+def weighted(vae: ConditionalVAE, batch: Batch, noise: Noise, q_x: Belief | None = None) -> Terms:
+    """The importance-weighted bound Σ_i E log 1/K Σ_k w_ik, with the K samples of the noise.
+
+    It is the evidence lower bound for K = 1, rises with K, and tends to log p(Y_o | X_o), or to the bound on it that
+    q(v) of a GP prior gives. The terms are means over the draws, and `gain` is what is left. Where rows of a patient
+    have unknowns in common, i is the patient, whose weights are products over its rows: many visits then need many
+    draws.
+    """
+    q_x = vae.covariate_posterior(batch) if q_x is None else q_x
+    drawn = weigh(vae, batch, noise, q_x, together=True)
+    fit, latent, covariates = (pooled(part, batch, vae) for part in (drawn.fit, drawn.latent, drawn.covariates))
+    weight = fit + latent + covariates
+    value = log_mean(weight)
+    if vae.space.categorical:
+        value = with_scores(value, weight, pooled(drawn.levels, batch, vae))
+    scale, prior, statistics = batch.scale, drawn.prior, None
+    if prior.statistics is not None:
+        share = spread(weight.detach().softmax(0), batch, vae)
+        statistics = prior.statistics(scale * (share if batch.real is None else share * batch.real))
+    return Terms(
+        scale * fit.mean(0).sum(), -scale * latent.mean(0).sum(),
+        fit.new_zeros(()) if prior.inducing is None else prior.inducing, -scale * covariates.mean(0).sum(),
+        statistics, scale * (value - weight.mean(0)).sum(),
+    )  # fmt: skip
+
+
 @torch.no_grad()
 def encode(vae: ConditionalVAE, batch: Batch, generator: torch.Generator, samples: int, cap: int | None) -> Encoded:
     """What `LatentPrior.absorb` takes in: scenarios and q(Z) of one batch."""
@@ -107,18 +135,4 @@ def log_likelihood(vae: ConditionalVAE, batch: Batch, draws: int, generator: tor
     log 1/K Σ_k p(y_o | z_k, x_k) p(z_k | x_k) p(x_uk) / q(z_k) q(x_uk)
     """
     q_x = vae.covariate_posterior(batch)
-    mean, var = vae.encode(batch)
-    n = len(batch)
-    x = beliefs.draw(q_x, batch, vae.space, draws, generator)
-    z = mean + var.sqrt() * torch.randn(draws, *mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
-    flat_x, flat_z = x.flatten(0, 1), z.flatten(0, 1)
-    extra = 0.0 if vae.intercepts is None else vae.intercepts.var  # of a row by itself
-    fit = vae.likelihood.log_prob(
-        vae.decode(flat_z, flat_x), batch.y.repeat(draws, 1), batch.y_mask.repeat(draws, 1), extra
-    )
-    weight = fit + vae.prior.log_density(flat_z, flat_x) - log_normal(z, mean, var).flatten()
-    weight = weight.unflatten(0, (draws, n))
-    weight = weight + vae.covariate_prior.log_density(x, batch)
-    weight = weight - beliefs.log_density(q_x, x, ~batch.x_mask, vae.space)
-    total: Tensor = weight.logsumexp(0)
-    return total - math.log(draws)
+    return log_mean(weigh(vae, batch, vae.noise(batch, draws, generator), q_x, together=False).total)

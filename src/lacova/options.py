@@ -35,6 +35,9 @@ class FitOptions:
         prior_every: after so many epochs each time, the covariate prior takes a step towards the training covariates as
             q completes them; None leaves it as it was fitted to the observed entries.
         samples: draws of continuous x_u and of z per row and step.
+        importance: K draws of x_u and z per row that are weighted against each other: the importance-weighted bound,
+            which rises with K towards log p(y_o | x_o). 1 is the evidence lower bound; `MIWAE` has 20. See
+            docs/models.md.
         cap: largest joint table of missing categories that is summed exactly; None for 64 states of a row, or 4 of a
             patient where the prior couples its rows. What does not fit is sampled.
         buffer_rows: rows that are held and shuffled at a time when training from Parquet; see docs/scaling.md.
@@ -56,6 +59,7 @@ class FitOptions:
     recall: float = 0.0
     prior_every: int | None = None
     samples: int = 1
+    importance: int = 1
     cap: int | None = None
     buffer_rows: int = 50_000
     seed: int = 0
@@ -69,10 +73,14 @@ class FitOptions:
             for name in ("max_epochs", "patience", "latent_epochs", "cap", "prior_every")
             if getattr(self, name) is not None
         }
-        needed = {name: getattr(self, name) for name in ("batch_size", "samples", "buffer_rows")}
+        needed = {name: getattr(self, name) for name in ("batch_size", "samples", "importance", "buffer_rows")}
         for name, value in (needed | optional).items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+        if self.importance > 1 and self.samples > 1:
+            raise ValueError(
+                f"samples={self.samples} averages draws, importance={self.importance} weighs them: one must be 1."
+            )
         for name in ("learning_rate", "fast_learning_rate", "latent_weight"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)!r}.")
@@ -87,6 +95,11 @@ class FitOptions:
         epochs = max(EPOCHS, -(-STEPS // steps)) if self.max_epochs is None else self.max_epochs
         patience = max(PATIENCE, -(-PATIENT_STEPS // steps)) if self.patience is None else self.patience
         return replace(self, max_epochs=epochs, patience=patience)
+
+    @property
+    def draws(self) -> int:
+        """Of x_u and z per row and step, whether averaged or weighted."""
+        return max(self.samples, self.importance)
 
     @property
     def epochs(self) -> int:

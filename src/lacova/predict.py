@@ -30,6 +30,7 @@ class Draws(NamedTuple):
         x: the completed covariates behind each draw (draws×n×Q).
         outputs: what families other than Gaussian noise take, per draw; None if there are none.
         chances: probability of each level of categorical measurements (n×D×K); None if there are none.
+        weight: of each draw of each row (draws×n), which sum to one over the draws; None where draws count alike.
     """
 
     rows: Tensor
@@ -39,6 +40,11 @@ class Draws(NamedTuple):
     x: Tensor
     outputs: Tensor | None = None
     chances: Tensor | None = None
+    weight: Tensor | None = None
+
+    def average(self, values: Tensor) -> Tensor:
+        """The mean over draws of what there is of each (draws×n×…)."""
+        return values.mean(0) if self.weight is None else (self.weight[..., None] * values).sum(0)
 
 
 def chunks(
@@ -160,12 +166,15 @@ def _questions(
         yield _Question(rows, batch, asked, x, group.flatten(), history, times)
 
 
-def drawn(vae: ConditionalVAE, rows: Tensor, seen: Observed, x: Tensor, chosen: Tensor | slice = slice(None)) -> Draws:
-    """Draws for those of the rows observed that are chosen."""
+def drawn(
+    vae: ConditionalVAE, rows: Tensor, seen: Observed, x: Tensor, chosen: Tensor | slice = slice(None),
+    weight: Tensor | None = None,
+) -> Draws:  # fmt: skip
+    """Draws for those of the rows observed that are chosen, with their weights if they have any."""
     var = seen.var if seen.var.dim() == 1 else seen.var[:, chosen]
     outputs = None if seen.outputs is None else seen.outputs[:, chosen]
     picked = Observed(seen.mean[:, chosen], var, seen.y[:, chosen], outputs)
-    return Draws(rows, picked.mean, picked.var, picked.y, x, outputs, vae.chances(picked))
+    return Draws(rows, picked.mean, picked.var, picked.y, x, outputs, vae.chances(picked, weight), weight)
 
 
 def _past_latents(vae: ConditionalVAE, q: _Question, generator: torch.Generator) -> Tensor | None:

@@ -5,18 +5,28 @@ Each offers the same three things: its KL to q(Z) for a batch, the law of z at g
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from lacova.batches import Batch
+from lacova.batches import Batch, blocks
 from lacova.covariates.expectation import Scenarios
 from lacova.covariates.law import Belief
 from lacova.covariates.space import CovariateSpace
-from lacova.gp.bounds import Bound, own_whitener, patient_bound, project, row_bound
+from lacova.gp.bounds import (
+    Bound,
+    own_whitener,
+    patient_bound,
+    patient_parts,
+    project,
+    row_bound,
+    row_misfit,
+    row_statistics,
+)
 from lacova.gp.components import component_lines, inducing_shift, joint_lines
 from lacova.gp.inducing import InducingPoints, NaturalStatistics, Whitened
 from lacova.gp.kernels import AdditiveKernel
@@ -55,9 +65,25 @@ class Encoded(NamedTuple):
     var: Tensor
 
 
+class Density(NamedTuple):
+    """p(z | x) of K draws of the rows of a batch.
+
+    Attributes:
+        value: log p(z | x) (K×N̂); of patients whose rows are coupled, in their first rows. Of a GP prior, the bound on
+            it that q(v) gives, less `inducing`.
+        inducing: KL of the inducing values; None if there are none.
+        statistics: what moves q(v), given how often each draw of each row counts (K×N̂).
+    """
+
+    value: Tensor
+    inducing: Tensor | None = None
+    statistics: Callable[[Tensor], NaturalStatistics] | None = None
+
+
 class LatentPrior(nn.Module, ABC):
     """p_θ(Z | X)."""
 
+    independent: bool = True  # rows, given x and what training has found
     couples_rows: bool = False
     width: int = 1  # numbers per row that `predict` and `sample` hold at a time
     integrates: bool = False  # over the belief itself, where scenarios leave gaps open
@@ -102,6 +128,10 @@ class LatentPrior(nn.Module, ABC):
     def draw_shared(self, draws: int, generator: torch.Generator) -> Tensor | None:
         """Draws of what is uncertain of z and common to all rows; None if there is nothing."""
         return None
+
+    def density(self, z: Tensor, x: Tensor, batch: Batch) -> Density:
+        """log p(z | x) of draws of z (K×N̂×L) at completed covariates (K×N̂×Q), of each row by itself."""
+        return Density(self.log_density(z.flatten(0, 1), x.flatten(0, 1)).unflatten(0, x.shape[:2]))
 
     def absorb(self, encoded: Iterable[Encoded]) -> None:
         """Take in all training rows once training is over, for prediction. Nothing to keep unless rows are coupled."""
@@ -159,6 +189,8 @@ class GPPrior(LatentPrior):
         exact: integrate the bounds over x_u in closed form instead of over scenarios.
         noise: σ_z² to start from; it is learnt, above a floor.
     """
+
+    independent = False
 
     def __init__(
         self, kernel: AdditiveKernel, inducing: InducingPoints, space: CovariateSpace, *, exact: bool = False,
@@ -259,6 +291,29 @@ class GPPrior(LatentPrior):
             )
         prior_var = self.kernel.diagonal(x, self.kernel.shared)
         return row_bound(a, prior_var, q, noise, mean, var, s.row, weight, batch.scale, batch.real)
+
+    def density(self, z: Tensor, x: Tensor, batch: Batch) -> Density:
+        """E log p(z | f) under q(v) and p(f | v), which less KL[q(v) ‖ p(v)] bounds log p(Z | X) for every Z and X.
+
+        So weights that have it in the place of log p(z | x) give a bound on log p(Y_o | X_o), too: its exponential is a
+        product over rows, or over patients where their rows are coupled, and lies below p(Z | X) everywhere.
+        """
+        belief, flat, target = self.inducing.belief(), x.flatten(0, 1), z.flatten(0, 1).mT
+        q, noise = belief.to(x.dtype), self.noise.to(x.dtype)
+        inducing = belief.kl().to(z.dtype)
+        a = project(self.kernel, self.inducing.inputs.to(x.dtype), flat)
+        constant = math.log(2.0 * math.pi)
+        if not self.couples_rows:
+            misfit = row_misfit(a, self.kernel.diagonal(flat, self.kernel.shared), q, target)
+            each = misfit / noise[:, None] + noise.log()[:, None] + constant
+            value = -0.5 * each.sum(0).unflatten(0, z.shape[:2])
+            return Density(value, inducing, lambda weight: row_statistics(a, noise, target, weight.flatten()))
+        group = torch.arange(len(z), device=x.device)[:, None] * batch.patients + batch.patient
+        pad = blocks(group.flatten(), len(z) * batch.patients)
+        parts, statistics = patient_parts(self.kernel, a, flat, pad, q, noise, target, None)
+        whole = -0.5 * (parts + pad.filled.sum(1) * constant).sum(0).unflatten(0, (len(z), batch.patients))
+        first = pad.places[:, 0]
+        return Density(batch.in_first_row(whole), inducing, lambda weight: statistics(weight.flatten()[first]))
 
     @torch.no_grad()
     def absorb(self, encoded: Iterable[Encoded]) -> None:

@@ -51,8 +51,7 @@ class Lesson(NamedTuple):
             return vae.noise(self.shown, samples, generator)
         x, rows = self.shown.x, slice(self.part.start, self.part.start + len(self.shown))
         whole = x.new_empty(()).expand(self.part.rows, x.shape[1])
-        noise = Noise.draw(whole, samples, vae.latent_dim, vae.space, generator)
-        return Noise(noise.x[:, rows], noise.z[:, rows], noise.level[:, rows])
+        return vae.noise(replace(self.shown, x=whole), samples, generator).rows(rows)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ class SeriesPrior(LatentPrior):
         learn: train ℓ, one for each latent dimension.
     """
 
+    independent = False
     couples_rows = True
 
     def __init__(self, latent_dim: int, time: int, kernel: str, length_scale: float, learn: bool) -> None:

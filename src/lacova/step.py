@@ -15,7 +15,7 @@ from lacova.covariates.expectation import Noise
 from lacova.covariates.recall import recall
 from lacova.distributed import ALONE, Team
 from lacova.gp.inducing import NaturalStatistics
-from lacova.objective import Terms, bound
+from lacova.objective import Terms, bound, weighted
 from lacova.options import FitOptions
 from lacova.priors import GPPrior
 from lacova.rows import Lesson, Rows, Ticket
@@ -45,7 +45,7 @@ class Step:
     ) -> None:  # fmt: skip
         self.vae, self.options, self.length, self.team = vae, options, length, team
         self.noise = torch.Generator(device)
-        capture = _captures(options, device, team)
+        capture = _captures(vae, options, device, team)
         self.optimiser = _optimiser(vae, options, units, capturable=capture)
         compiled = (
             capture and find_spec("triton") is not None and options.worth_compiling(-(-units // options.batch_size))
@@ -70,8 +70,10 @@ class Step:
 
     def _take(self, ticket: Lesson | Ticket, weight: float | Tensor) -> Tensor:
         lesson = ticket.lesson()
-        noise = lesson.noise(self.vae, self.options.samples, self.noise)
-        value, terms, statistics = self._loss(self.vae, lesson, noise, weight, self.options.recall)
+        noise = lesson.noise(self.vae, self.options.draws, self.noise)
+        value, terms, statistics = self._loss(
+            self.vae, lesson, noise, weight, self.options.recall, self.options.importance > 1
+        )
         self.optimiser.zero_grad(set_to_none=True)
         (value / self.length).backward()
         if self.team.size > 1:
@@ -108,7 +110,7 @@ class Exam:
         self.vae, self.options, self.rows = vae, options, rows
         self.noise = torch.Generator(rows.device)
         self._run: Callable[[Lesson | Ticket, float], Tensor] = self._judge
-        if _captures(options, rows.device, rows.team):
+        if _captures(vae, options, rows.device, rows.team):
             self._run = Captured(self._judge, self.noise, min(rows.units, options.batch_size))
 
     @torch.no_grad()
@@ -124,16 +126,21 @@ class Exam:
 
     def _judge(self, ticket: Lesson | Ticket, weight: float | Tensor) -> Tensor:
         lesson = ticket.lesson()
-        noise = lesson.noise(self.vae, self.options.samples, self.noise)
-        terms, asked = estimate(self.vae, lesson, noise)
+        noise = lesson.noise(self.vae, self.options.draws, self.noise)
+        terms, asked = estimate(self.vae, lesson, noise, self.options.importance > 1)
         return torch.stack([terms.data, asked])
 
 
 def loss(
-    vae: ConditionalVAE, lesson: Lesson, noise: Noise, weight: float | Tensor, recall_weight: float
+    vae: ConditionalVAE,
+    lesson: Lesson,
+    noise: Noise,
+    weight: float | Tensor,
+    recall_weight: float,
+    importance: bool = False,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """What a step makes small, the TERMS, detached, and the statistics of v: plain tensors, which torch can compile."""
-    terms, asked = estimate(vae, lesson, noise)
+    terms, asked = estimate(vae, lesson, noise, importance)
     value = (weight - 1.0) * terms.kl_latent - terms.elbo - recall_weight * asked
     return value, values(terms, asked), () if terms.statistics is None else tuple(terms.statistics)
 
@@ -143,11 +150,16 @@ def values(terms: Terms, asked: Tensor) -> Tensor:
     return torch.stack([*(getattr(terms, name).detach() for name in TERMS[:-1]), asked.detach()])
 
 
-def estimate(vae: ConditionalVAE, lesson: Lesson, noise: Noise) -> tuple[Terms, Tensor]:
-    """The bound of a batch, and log q of its hidden covariates, scaled to the table; 0 without recall."""
+def estimate(vae: ConditionalVAE, lesson: Lesson, noise: Noise, importance: bool = False) -> tuple[Terms, Tensor]:
+    """The bound of a batch, and log q of its hidden covariates, scaled to the table; 0 without recall.
+
+    With `importance`, the samples of the noise are weighted against each other.
+    """
     shown, q = lesson.shown, vae.covariate_posterior
     sight = q.sight(shown)
-    terms = bound(vae, shown, lesson.how, noise, q(shown, sight))
+    q_x = q(shown, sight)
+    importance = importance or vae.missingness is not None  # which speaks of y as drawn
+    terms = weighted(vae, shown, noise, q_x) if importance else bound(vae, shown, lesson.how, noise, q_x)
     if lesson.part is not None:
         terms = replace(terms, kl_inducing=lesson.part.once * terms.kl_inducing)
     if lesson.hidden is None:
@@ -155,7 +167,9 @@ def estimate(vae: ConditionalVAE, lesson: Lesson, noise: Noise) -> tuple[Terms, 
     return terms, shown.scale * recall(q(lesson.hidden, sight), shown, lesson.hidden, vae.space)
 
 
-def _captures(options: FitOptions, device: torch.device, team: Team) -> bool:
+def _captures(vae: ConditionalVAE, options: FitOptions, device: torch.device, team: Team) -> bool:
+    if options.importance > 1 and vae.prior.couples_rows:
+        return False  # how draws of patients are laid out depends on the batch
     return team.size == 1 and (available(device) if options.capture is None else options.capture)
 
 
@@ -169,7 +183,8 @@ def _gradients(vae: ConditionalVAE) -> list[Tensor]:
 
 def _optimiser(vae: ConditionalVAE, options: FitOptions, units: int, capturable: bool) -> torch.optim.Optimizer:
     fast = [*vae.likelihood.parameters(), *(vae.prior.parameters() if isinstance(vae.prior, GPPrior) else ())]
-    fast += [] if vae.intercepts is None else vae.intercepts.parameters()
+    for part in (vae.intercepts, vae.missingness):
+        fast += [] if part is None else part.parameters()
     posterior = list(vae.covariate_posterior.parameters())
     known = {id(p) for p in (*fast, *posterior)}
     networks = [p for p in vae.parameters() if id(p) not in known]

@@ -9,8 +9,11 @@ from lacova.checkpoint import KIND
 from lacova.family import GPPVAE, GPVAE, HIVAE, LVAE
 from lacova.models import CVAE, GPPriorVAE, Model, resolve_device
 from lacova.snapshot import put_together
+from lacova.unconditional import MIWAE, VAE, NotMIWAE
 
-CLASSES: dict[str, type[Model]] = {cls.__name__: cls for cls in (CVAE, GPPriorVAE, LVAE, GPPVAE, GPVAE, HIVAE)}
+CLASSES: dict[str, type[Model]] = {
+    cls.__name__: cls for cls in (CVAE, GPPriorVAE, LVAE, GPPVAE, GPVAE, HIVAE, VAE, MIWAE, NotMIWAE)
+}
 
 
 def load(path: str | os.PathLike[str], device: str = "cpu") -> Model:

@@ -22,6 +22,7 @@ from lacova.intercepts import Intercepts
 from lacova.latents import Latents
 from lacova.likelihoods import Likelihood, MixedLikelihood
 from lacova.measurements import MeasurementSpace
+from lacova.missingness import Missingness
 from lacova.networks import Conv, Decoder, Dense, Encoder
 from lacova.priors import LatentPrior
 from lacova.structured import ChainEncoder
@@ -57,6 +58,7 @@ class ConditionalVAE(nn.Module):
         covariate_prior, covariate_posterior: p(x) and q(x_u | ·).
         likelihood: p(y_o | location).
         intercepts: patients' own levels of the measurements, if they have any.
+        missingness: p(mask | y), where gaps in y may depend on what they hide; for Gaussian measurements.
         networks: what makes the encoder and the decoder of an architecture.
     """
 
@@ -64,7 +66,7 @@ class ConditionalVAE(nn.Module):
         self, space: CovariateSpace, measurements: int | MeasurementSpace, latent_dim: int,
         architecture: Dense | Conv, *, decoder_sees_x: bool, prior: LatentPrior, covariate_prior: CovariatePrior,
         covariate_posterior: AmortisedPosterior, likelihood: Likelihood, intercepts: Intercepts | None = None,
-        networks: Networks = (Encoder, Decoder),
+        missingness: Missingness | None = None, networks: Networks = (Encoder, Decoder),
     ) -> None:  # fmt: skip
         super().__init__()
         self.space = space
@@ -78,9 +80,15 @@ class ConditionalVAE(nn.Module):
         self.decoder = make_decoder(architecture, latent_dim, space.width if decoder_sees_x else 0, outputs)
         self.likelihood = likelihood
         self.intercepts = intercepts
+        self.missingness = missingness
         self.prior = prior
         self.covariate_prior = covariate_prior
         self.covariate_posterior = covariate_posterior
+
+    @property
+    def couples_rows(self) -> bool:
+        """Whether rows of a patient have unknowns in common: gaps in visit-constant columns, z, or levels of y."""
+        return self.prior.couples_rows or self.intercepts is not None or any(self.space.static)
 
     def prepare(self, table: Table) -> Table:
         """The table with what the covariate prior says of its gaps, on the device where the table is."""
@@ -98,7 +106,8 @@ class ConditionalVAE(nn.Module):
 
     def noise(self, batch: Batch, samples: int, generator: torch.Generator) -> Noise:
         """All the noise that one estimate of the bound needs."""
-        return Noise.draw(batch.x, samples, self.latent_dim, self.space, generator)
+        seen = 0 if self.missingness is None else len(self.measurements)
+        return Noise.draw(batch.x, samples, self.latent_dim, self.space, generator, seen)
 
     def encode(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Mean and variance of q(z_i) for each row (N̂×L each)."""
@@ -165,11 +174,15 @@ class ConditionalVAE(nn.Module):
         own = replace(batch, y=batch.y[:, columns], y_mask=batch.y_mask[:, columns])
         return outputs[..., places], own, self.likelihood.var
 
-    def chances(self, seen: Observed) -> Tensor | None:
-        """Probability of each level of each categorical column, over all draws (N̂×D×K); None without such columns."""
+    def chances(self, seen: Observed, weight: Tensor | None = None) -> Tensor | None:
+        """Probability of each level of each categorical column, over all draws (N̂×D×K); None without such columns.
+
+        Draws count alike, or by their weights (draws×N̂), which sum to one.
+        """
         if not isinstance(self.likelihood, MixedLikelihood) or seen.outputs is None or not self.measurements.max_levels:
             return None
-        return self.likelihood.chances(seen.outputs).mean(0)
+        each = self.likelihood.chances(seen.outputs)
+        return each.mean(0) if weight is None else (weight[..., None, None] * each).sum(0)
 
     def believe(self, batch: Batch) -> Belief:
         """The belief about each missing covariate after training: the posterior where y informs it, else the prior."""

@@ -70,23 +70,34 @@ class Scenarios:
 
 @dataclass(frozen=True)
 class Noise:
-    """All that is random in one step: standard normals for x (S×N×Q) and z (S×N×L), uniforms for levels (S'×N×Q)."""
+    """All that is random in one step: standard normals for x (S×N×Q) and z (S×N×L), uniforms for levels (S'×N×Q).
+
+    Also standard normals for y (S×N×D), where a model looks at what gaps in y may hide.
+    """
 
     x: Tensor
     z: Tensor
     level: Tensor
+    y: Tensor | None = None
 
     @classmethod
     def draw(
-        cls, like: Tensor, samples: int, latent_dim: int, space: CovariateSpace, generator: torch.Generator
-    ) -> Noise:
+        cls, like: Tensor, samples: int, latent_dim: int, space: CovariateSpace, generator: torch.Generator,
+        measurements: int = 0,
+    ) -> Noise:  # fmt: skip
         """For rows like x (N×Q). Two uniforms at least: a drawn level is judged by the other draws."""
         where: dict[str, Any] = {"generator": generator, "device": like.device, "dtype": like.dtype}
         n, columns = like.shape
         x = torch.randn(samples, n, columns, **where)
         drawn = max(2, samples) if space.categorical else 0
         level = torch.rand(drawn, n, columns, **where)
-        return cls(x, torch.randn(samples, n, latent_dim, **where), level)
+        z = torch.randn(samples, n, latent_dim, **where)
+        return cls(x, z, level, torch.randn(samples, n, measurements, **where) if measurements else None)
+
+    def rows(self, rows: slice) -> Noise:
+        """That of some of the rows."""
+        y = None if self.y is None else self.y[:, rows]
+        return Noise(self.x[:, rows], self.z[:, rows], self.level[:, rows], y)
 
 
 @dataclass(frozen=True)
@@ -144,7 +155,7 @@ class Plan:
         if len(self.line):
             code, log_prob = self.code, belief.log_prob[self.entry_row, self.entry_column]
             if self.draws_levels:
-                lot = _draw_levels(belief, space, noise.level)
+                lot = draw_levels(belief, space, noise.level)
                 code = torch.where(self.listed, code, lot[self.draw[self.place], self.entry_row, self.entry_column])
             log_weight = torch.where(self.listed, log_prob.gather(1, code[:, None])[:, 0], 0.0)
             weight = weight * log_weight.new_zeros(len(weight)).index_add(0, self.place, log_weight).exp()
@@ -288,7 +299,7 @@ def _missing_levels(
     return _Missing(owner, row, column, levels, listed, stride, states.exp().round().long())
 
 
-def _draw_levels(belief: Belief, space: CovariateSpace, uniform: Tensor) -> Tensor:
+def draw_levels(belief: Belief, space: CovariateSpace, uniform: Tensor) -> Tensor:
     """Levels (S'×N×Q) by inverting the distribution function at uniform numbers of the same shape."""
     cumulative = belief.log_prob.detach().exp().cumsum(-1)
     reached = cumulative <= (uniform[..., None] * cumulative[..., -1:])

@@ -47,6 +47,10 @@ class AmortisedPosterior(nn.Module):
         columns = len(space.names)
         prior_features = 2 * len(space.continuous) + sum(space.levels)
         inputs = space.width + columns + prior_features
+        self.register_buffer("base_mean", marginal.mean.clone())
+        self.register_buffer("base_log_var", marginal.var.log())
+        if not columns:
+            return  # nothing to have beliefs about
         self.inner = nn.Linear(inputs, hidden[0])
         self.look = nn.Linear(seen, hidden[0], bias=False) if seen else None
         reach = (inputs + seen) ** -0.5  # both start as the halves of one layer would
@@ -54,18 +58,18 @@ class AmortisedPosterior(nn.Module):
             for parameter in () if layer is None else layer.parameters():
                 nn.init.uniform_(parameter, -reach, reach)
         self.network = mlp([*hidden, columns * (2 + space.max_levels)])
-        self.register_buffer("base_mean", marginal.mean.clone())
-        self.register_buffer("base_log_var", marginal.var.log())
 
     def sight(self, batch: Batch) -> Tensor | None:
         """What the first layer makes of y_o, which does not depend on x: to be shared between calls; None if unseen."""
-        if self.look is None:
+        if not self.space.names or self.look is None:
             return None
         sight: Tensor = self.look(self.measurements.features(batch.y, batch.y_mask))
         return sight
 
     def forward(self, batch: Batch, sight: Tensor | None = None) -> Belief:
         prior = given(batch).belief
+        if not self.space.names:
+            return prior
         hidden = self.inner(
             torch.cat([self.space.features(batch.x, batch.x_mask), *self._prior_features(prior)], dim=1)
         )

@@ -43,9 +43,9 @@ class CovariatePrior(nn.Module, ABC):
         """Completed covariates (draws×N×Q) from p(x_u | x_o)."""
         return beliefs.draw(given(batch).belief, batch, self.space, draws, generator)
 
-    def log_density(self, x: Tensor, batch: Batch) -> Tensor:
-        """log p(x_u | x_o) of completed rows (draws×N×Q), each row by itself: draws×N."""
-        return beliefs.log_density(given(batch).belief, x, ~batch.x_mask, self.space)
+    def log_density(self, x: Tensor, batch: Batch, entries: Tensor | None = None) -> Tensor:
+        """log p(x_u | x_o) of completed rows (draws×N×Q), over all gaps of a row or those in `entries`: draws×N."""
+        return beliefs.log_density(given(batch).belief, x, ~batch.x_mask if entries is None else entries, self.space)
 
 
 def given(batch: Batch) -> RowPrior:
@@ -164,7 +164,8 @@ class JointPrior(CovariatePrior):
         law = self.mixture.condition(x, batch.x_mask)
         return self.mixture.draw(law, x, batch.x_mask, draws, generator).to(batch.x.dtype)
 
-    def log_density(self, x: Tensor, batch: Batch) -> Tensor:
+    def log_density(self, x: Tensor, batch: Batch, entries: Tensor | None = None) -> Tensor:
+        """Of all gaps of a row at once: rows by themselves have no entries in common."""
         density = self.mixture.log_density(x.to(self.mixture.mean.dtype)).to(x.dtype)
         return torch.where(batch.x_mask.all(1), 0.0, density - given(batch).log_marginal)
 

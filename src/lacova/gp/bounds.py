@@ -8,7 +8,7 @@ says of v exceeds its prior by more than float32 can hold.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -74,14 +74,24 @@ def row_bound(
         real: 0 for rows (N̂,) that only fill up a shape; None if there are none.
     """
     target = mean[:, row]
+    uncertain = (row_misfit(a, prior_var, q, target) * weight).sum(-1) / noise
+    certain = _total(var / noise[:, None] - var.log() + noise.log()[:, None] - 1.0, real)
+    statistics = row_statistics(a, noise, target, scale * weight)
+    return Bound(0.5 * scale * (uncertain + certain).sum(), statistics)
+
+
+def row_misfit(a: Tensor, prior_var: Tensor, q: Whitened, target: Tensor) -> Tensor:
+    """E (f_i − z_i)² under q(v) and p(f | v) (L×K), z being `target` (L×K): (a_iᵀm − z_i)² + K̃_ii + a_iᵀHa_i."""
     misfit = (torch.einsum("lmk,lm->lk", a, q.mean) - target).square()
     residual = prior_var - a.square().sum(1)
-    uncertain = ((misfit + residual + q.spread(a)) * weight).sum(-1) / noise
-    certain = _total(var / noise[:, None] - var.log() + noise.log()[:, None] - 1.0, real)
+    return misfit + residual + q.spread(a)
+
+
+def row_statistics(a: Tensor, noise: Tensor, target: Tensor, weight: Tensor) -> NaturalStatistics:
+    """What rows at latent values `target` (L×K) say of v, each counted `weight` (K,) times."""
     wide = a.detach().double()
-    weighted = wide * (scale * weight / noise[:, None]).detach()[:, None, :]
-    statistics = NaturalStatistics(weighted @ wide.mT, (weighted @ target.detach().double()[..., None])[..., 0])
-    return Bound(0.5 * scale * (uncertain + certain).sum(), statistics)
+    weighted = wide * (weight / noise[:, None]).detach()[:, None, :]
+    return NaturalStatistics(weighted @ wide.mT, (weighted @ target.detach().double()[..., None])[..., 0])
 
 
 def patient_bound(
@@ -98,28 +108,43 @@ def patient_bound(
     completed patient; `weight` (V,) is the probability of each scenario. `shared` (L×V×n×n) replaces K^(A) within
     patients where rows are uncertain.
     """
+    each, statistics = patient_parts(kernel, a, x, pad, q, noise, mean[:, row], var[:, row], shared)
+    certain = _total(-var.log() - 1.0, real)
+    return Bound(0.5 * scale * ((each * weight).sum(-1) + certain).sum(), statistics(scale * weight))
+
+
+def patient_parts(
+    kernel: AdditiveKernel, a: Tensor, x: Tensor, pad: Blocks, q: Whitened, noise: Tensor, target: Tensor,
+    var: Tensor | None, shared: Tensor | None = None,
+) -> tuple[Tensor, Callable[[Tensor], NaturalStatistics]]:  # fmt: skip
+    """What stands in the braces of D̂⁴ for each scenario (L×V), but for what depends on W_p alone.
+
+    Args are those of `patient_bound`, but for latent values and their variances at the completed rows (L×K each), None
+    for values without any. Beside that, what moves q(v), given how often each scenario counts (V,).
+    """
     both = pad.filled[:, :, None] & pad.filled[:, None, :]
     xb = x[pad.places]
     root = own_whitener(kernel, xb, pad, noise)
     shared = torch.where(both, kernel(xb, xb, kernel.shared) if shared is None else shared, 0.0)  # L×V×n×n
     ab = pad.gather(a).permute(0, 2, 3, 1)  # L×V×n×M
-    target = pad.gather(mean[:, row])  # L×V×n
+    target = pad.gather(target)  # L×V×n
 
     misfit = torch.einsum("lvnm,lm->lvn", ab, q.mean) - target
     white_a = root @ ab
     white_misfit = (root @ misfit[..., None])[..., 0]
     residual = ((root @ shared) * root).sum((-2, -1)) - white_a.square().sum((-2, -1))
     spread = q.spread(white_a.flatten(1, 2).mT).unflatten(-1, white_a.shape[1:3]).sum(-1)
-    trace = (root.square().sum(-2) * pad.gather(var[:, row])).sum(-1)
+    trace = 0.0 if var is None else (root.square().sum(-2) * pad.gather(var)).sum(-1)
     log_determinant = -2.0 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     each = white_misfit.square().sum(-1) + trace + log_determinant + residual + spread  # L×V
-    certain = _total(-var.log() - 1.0, real)
 
-    wide = white_a.detach().double().flatten(1, 2)  # L×Vn×M
-    weighted = wide * (scale * weight).detach()[:, None].expand(pad.places.shape).reshape(-1, 1)
-    white_target = (root @ target[..., None]).detach().double().flatten(1, 2)
-    statistics = NaturalStatistics(weighted.mT @ wide, (weighted.mT @ white_target)[..., 0])
-    return Bound(0.5 * scale * ((each * weight).sum(-1) + certain).sum(), statistics)
+    def statistics(weight: Tensor) -> NaturalStatistics:
+        wide = white_a.detach().double().flatten(1, 2)  # L×Vn×M
+        weighted = wide * weight.detach()[:, None].expand(pad.places.shape).reshape(-1, 1)
+        white_target = (root @ target[..., None]).detach().double().flatten(1, 2)
+        return NaturalStatistics(weighted.mT @ wide, (weighted.mT @ white_target)[..., 0])
+
+    return each, statistics
 
 
 def own_whitener(kernel: AdditiveKernel, x: Tensor, pad: Blocks, noise: Tensor) -> Tensor:

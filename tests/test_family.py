@@ -1,0 +1,190 @@
+"""One contract for all models: each is fitted to a small table with gaps anywhere and asked everything.
+
+To add a model, add a line to FAMILY.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import lacova
+from lacova import Schema
+
+MIXED = {"alt": "gaussian", "crp": "lognormal", "event": "bernoulli", "grade": "categorical"}
+NUMBERS = {"alt": "gaussian", "crp": "lognormal"}
+COVARIATES = {"age": "continuous", "sex": "categorical", "dose": "continuous"}
+
+
+def visits(measurements: dict[str, Any]) -> Schema:
+    return Schema(measurements, COVARIATES, instance="id", time="day", static=["age", "sex"])
+
+
+@dataclass(frozen=True)
+class Case:
+    """How to make a model, the columns it is given, and how it is fitted."""
+
+    make: Callable[[Schema], Any]
+    schema: Schema
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+FAMILY = {
+    "VAE": Case(lambda s: lacova.VAE(s, latent_dim=2), visits(MIXED)),
+    "MIWAE": Case(lambda s: lacova.MIWAE(s, latent_dim=2), Schema(MIXED, {}), {"importance": 4}),
+    "NotMIWAE": Case(lambda s: lacova.NotMIWAE(s, latent_dim=2), Schema(NUMBERS, {}), {"importance": 4}),
+    "CVAE": Case(lambda s: lacova.CVAE(s, latent_dim=2), visits(MIXED)),
+    "CVAE, weighted": Case(lambda s: lacova.CVAE(s, latent_dim=2), visits(MIXED), {"importance": 3}),
+    "CVAE, rows weighted": Case(
+        lambda s: lacova.CVAE(s, latent_dim=2, latent_prior="conditional"), Schema(NUMBERS, COVARIATES),
+        {"importance": 3},
+    ),
+    "GPPriorVAE": Case(lambda s: lacova.GPPriorVAE(s, latent_dim=2, inducing=4), visits(MIXED)),
+    "GPPriorVAE, weighted": Case(
+        lambda s: lacova.GPPriorVAE(s, latent_dim=2, inducing=4), visits(MIXED), {"importance": 3}
+    ),
+    "GPPriorVAE, rows weighted": Case(
+        lambda s: lacova.GPPriorVAE(s, latent_dim=2, inducing=4), Schema(NUMBERS, COVARIATES), {"importance": 3}
+    ),
+    "LVAE": Case(lambda s: lacova.LVAE(s, latent_dim=2, inducing=4), visits(MIXED)),
+    "GPPVAE": Case(lambda s: lacova.GPPVAE(s, latent_dim=2, inducing=4), visits(MIXED)),
+    "GPVAE": Case(lambda s: lacova.GPVAE(s, latent_dim=2), visits(MIXED)),
+    "HIVAE": Case(lambda s: lacova.HIVAE(s, latent_dim=2, components=2), visits(MIXED)),
+    "HIVAE, weighted": Case(lambda s: lacova.HIVAE(s, latent_dim=2), Schema(MIXED, {}), {"importance": 3}),
+}  # fmt: skip
+
+
+def table() -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    patient = np.repeat(np.arange(12), 3)
+    made = pd.DataFrame({
+        "id": patient, "day": rng.uniform(0, 100, 36), "age": rng.normal(60, 8, 12)[patient],
+        "sex": rng.choice(["f", "m"], 12)[patient], "dose": rng.normal(size=36), "alt": rng.normal(30, 5, 36),
+        "crp": rng.lognormal(size=36), "event": rng.random(36) < 0.4, "grade": rng.choice(["a", "b", "c"], 36),
+    })  # fmt: skip
+    made["event"] = made["event"].astype(object)
+    for name in made.columns[1:]:
+        made.loc[rng.random(36) < 0.25, name] = None
+    for name in ("age", "sex"):
+        made.loc[made["id"] == 5, name] = None  # never seen
+    made.loc[7, ["alt", "crp", "event", "grade"]] = None  # a visit without measurements
+    return made
+
+
+@pytest.fixture(scope="module", params=FAMILY)
+def case(request):
+    return FAMILY[request.param]
+
+
+def fit(case, data=None, seed=0):
+    options = {"max_epochs": 2, "batch_size": 5, "device": "cpu", **case.options}
+    return case.make(case.schema).fit(table() if data is None else data, seed=seed, **options)
+
+
+@pytest.fixture(scope="module")
+def model(case):
+    return fit(case)
+
+
+def answers(model):
+    data = table()
+    found = [model.impute(data, interval=0.9, probabilities=True), model.impute(data, draws=3)]
+    found += [model.predict(data, interval=0.9, draws=20), model.sample(data, draws=2), model.embed(data)]
+    found += [model.log_likelihood(data, draws=5).to_frame(), model.score(data, columns=True, draws=20)]
+    return found
+
+
+def test_imputed_tables_have_no_gaps_and_observed_entries_as_they_were(model, case):
+    data, names = table(), list(model.schema.columns)
+    one, several = model.impute(data, interval=0.9), model.impute(data, draws=4)
+    assert len(several) == 4 * len(data)
+    for done in (one, *(part for _, part in several.groupby("draw"))):
+        assert done[names].notna().all().all()
+        seen = data[names].notna()
+        pd.testing.assert_frame_equal(done[names].where(seen), data[names].where(seen), check_dtype=False)
+        for name in model.schema.static:
+            assert (done.groupby("id")[name].nunique() == 1).all()
+    assert not several.loc[several["draw"] == 0, names].equals(several.loc[several["draw"] == 1, names])
+    for name in ("alt", "crp"):
+        assert (one[f"{name}_lower"] <= one[f"{name}_upper"]).all()
+        gaps = data[name].isna()
+        assert (one[f"{name}_lower"] < one[f"{name}_upper"])[gaps].all()
+    left = [name for name in data if name not in names]
+    pd.testing.assert_frame_equal(one[left], data[left])
+
+
+def test_predictions_scores_and_terms_are_numbers(model):
+    data = table()
+    found = model.predict(data.drop(columns=["alt", "crp"]), interval=0.9)
+    assert found.notna().all().all()
+    assert (found["alt_lower"] < found["alt"]).all()
+    assert (found["alt"] < found["alt_upper"]).all()
+    assert np.isfinite(list(model.score(data, draws=20).values())).all()
+    assert np.isfinite(model.log_likelihood(data)).all()
+    terms = model.elbo(data)
+    parts = terms["reconstruction"] - terms["kl_latent"] - terms["kl_inducing"] - terms["kl_covariates"]
+    assert abs(terms["elbo"] - parts) < 1e-6
+    assert model.training.notna().all().all()
+
+
+def test_probabilities_of_levels_sum_to_one(model, case):
+    chances = model.impute(table(), probabilities=True)
+    for name in set(case.schema.kinds) & {"event", "grade"} | set(model.schema.covariates) & {"sex"}:
+        own = chances[[c for c in chances if c.startswith(f"{name}_p_")]].astype(float)
+        assert own.shape[1] >= 2
+        np.testing.assert_allclose(own.sum(axis=1), 1.0, atol=1e-4)
+
+
+def test_a_seed_gives_the_same_model_and_another_a_different_one(model, case):
+    weights = model._vae.state_dict()
+    again, other = fit(case)._vae.state_dict(), fit(case, seed=1)._vae.state_dict()
+    assert all(torch.equal(value, again[name]) for name, value in weights.items())
+    assert any(not torch.equal(value, other[name]) for name, value in weights.items())
+
+
+def test_a_stored_model_answers_the_same(model, tmp_path):
+    model.save(tmp_path / "model.lacova")
+    loaded = lacova.load(tmp_path / "model.lacova")
+    assert type(loaded) is type(model)
+    assert loaded.describe() == model.describe()
+    for one, two in zip(answers(model), answers(loaded), strict=True):
+        pd.testing.assert_frame_equal(one, two)
+
+
+def test_parquet_gives_the_model_of_the_table_and_its_answers(model, case, tmp_path):
+    path = tmp_path / "visits.parquet"
+    table().to_parquet(path, index=False)
+    streamed = fit(case, path)
+    for name, value in model._vae.state_dict().items():
+        torch.testing.assert_close(streamed._vae.state_dict()[name], value, rtol=1e-4, atol=1e-4)
+    for method in (model.impute, model.predict, model.sample, model.embed, model.log_likelihood):
+        out = method(path, out=tmp_path / f"{method.__name__}.parquet")
+        assert len(pd.read_parquet(out)) in (36, 20 * 36)
+    names = list(model.schema.columns)
+    pd.testing.assert_frame_equal(
+        pd.read_parquet(tmp_path / "impute.parquet")[names], model.impute(table())[names], check_dtype=False
+    )
+    assert model.score(path, draws=20) == model.score(table(), draws=20)
+
+
+def test_training_goes_on_from_a_checkpoint(model, case, tmp_path):
+    options = {"max_epochs": 2, "batch_size": 5, "device": "cpu", "checkpoint": tmp_path / "kept", **case.options}
+    kept = case.make(case.schema).fit(table(), checkpoint_keep=True, **options)
+    again = case.make(case.schema).fit(table(), checkpoint_keep=True, **options)
+    for name, value in model._vae.state_dict().items():
+        assert torch.equal(kept._vae.state_dict()[name], value)
+        assert torch.equal(again._vae.state_dict()[name], value)
+
+
+def test_what_is_unfitted_or_unknown_is_refused(model, case):
+    with pytest.raises(lacova.NotFittedError, match="has not been fitted"):
+        case.make(case.schema).impute(table())
+    with pytest.raises(lacova.DataError, match="alt"):
+        model.impute(table().drop(columns="alt"))
+    with pytest.raises(ValueError, match="latent_dim"):
+        type(model)(case.schema, latent_dim=0)
+    assert model.describe().split("\n")[0].split() == ["model", type(model).__name__]

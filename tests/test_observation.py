@@ -15,7 +15,7 @@ from lacova.batches import Batches
 from lacova.intercepts import Intercepts
 from lacova.likelihoods import MixedLikelihood
 from lacova.objective import elbo
-from lacova.scales import Knots
+from lacova.scales import Knots, knots_as_table, knots_of_table
 from lacova.table import Codec
 
 KINDS = {
@@ -362,6 +362,21 @@ def test_normal_scores_are_normal_and_monotone():
     near = np.abs(grid[:, None] - knots.own).min(1) > 1e-6
     np.testing.assert_allclose(np.exp(knots.log_slope(encoded))[near], slope[near], rtol=1e-3)
     assert len(knots.own) <= 100
+
+
+def test_a_column_of_few_values_is_decoded_to_these():
+    """Draws from the normal law of the scores come back in the shares in which the values were seen."""
+    rng = np.random.default_rng(0)
+    values = rng.choice([0.0, 5.0, 5.5, 9.0], 4000, p=[0.9, 0.05, 0.03, 0.02])
+    knots = Knots.learn(values)
+    assert knots.steps
+    np.testing.assert_array_equal(knots.decode(knots.encode(np.array([0.0, 5.0, 5.5, 9.0]))), [0.0, 5.0, 5.5, 9.0])
+    drawn = pd.Series(knots.decode(rng.normal(size=200_000))).value_counts(normalize=True)
+    seen = pd.Series(values).value_counts(normalize=True)
+    pd.testing.assert_series_equal(drawn, seen, atol=0.004, check_names=False)
+    assert knots_of_table(knots_as_table({2: knots}), [2])[2].steps
+    assert not Knots.learn(np.round(rng.normal(size=300), 1)).steps  # few of each
+    assert not knots_of_table(knots_as_table({0: Knots.learn(rng.normal(size=300))}), [0])[0].steps
 
 
 def test_normal_scores_go_on_straight_beyond_the_ends_with_the_slope_of_the_outer_percents():

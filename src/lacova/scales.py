@@ -9,12 +9,13 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtri
+from scipy.special import ndtr, ndtri
 
 Floats = npt.NDArray[np.float64]
 
 MOST_KNOTS = 100
 ROWS_PER_KNOT = 10
+MOST_STEPS, ROWS_PER_STEP = 12, 10  # of a column that takes few values, each of them often
 TAIL = 0.05  # beyond the last knots a line goes on that passes through the last one and the one this far inside
 
 
@@ -25,10 +26,12 @@ class Knots:
     Attributes:
         own: where the knots are in the column's own units.
         score: what they are mapped to.
+        steps: the column takes these values and no others, so that scores between knots are decoded to one of them.
     """
 
     own: Floats
     score: Floats
+    steps: bool = False
 
     @classmethod
     def learn(cls, values: Floats) -> Knots | None:
@@ -38,12 +41,21 @@ class Knots:
         if len(own) < 2:
             return None
         share = (counts.cumsum() - counts / 2.0) / len(values)
+        steps = len(own) <= min(MOST_STEPS, len(values) // ROWS_PER_STEP)
         most = int(np.clip(len(values) // ROWS_PER_KNOT, 3, MOST_KNOTS))
         if len(own) > most:
             wanted = np.linspace(share[0], share[-1], most)
             kept = np.unique(np.clip(np.searchsorted(share, wanted), 0, len(own) - 1))
             own, share = own[kept], share[kept]
-        return cls(own, _normal_quantile(share))
+        return cls(own, _normal_quantile(share), steps)
+
+    @cached_property
+    def ends(self) -> Floats:
+        """Scores at which the ranks of one value end and those of the next begin: knots are at the middle of them."""
+        share, ends = ndtr(self.score), [0.0]
+        for middle in share[:-1]:
+            ends.append(2.0 * middle - ends[-1])
+        return _normal_quantile(np.clip(ends[1:], 0.0, 1.0))
 
     @cached_property
     def slopes(self) -> Floats:
@@ -62,6 +74,8 @@ class Knots:
         return np.asarray(inside + below + np.maximum(values - self.own[-1], 0.0) * self.slopes[-1])
 
     def decode(self, scores: Floats) -> Floats:
+        if self.steps:
+            return self.own[np.searchsorted(self.ends, scores)]
         inside = np.interp(scores, self.score, self.own)
         below = np.minimum(scores - self.score[0], 0.0) / self.slopes[0]
         return np.asarray(inside + below + np.maximum(scores - self.score[-1], 0.0) / self.slopes[-1])
@@ -126,9 +140,12 @@ def _normal_quantile(share: Floats) -> Floats:
 
 
 def knots_as_table(knots: Mapping[int, Knots]) -> Floats:
-    """All knots as rows (column, own, score), to be stored."""
-    parts = [np.stack([np.full(len(k.own), float(d)), k.own, k.score], axis=1) for d, k in sorted(knots.items())]
-    return np.concatenate(parts) if parts else np.zeros((0, 3))
+    """All knots as rows (column, own, score, whether they are steps), to be stored."""
+    parts = [
+        np.stack([np.full(len(k.own), float(d)), k.own, k.score, np.full(len(k.own), float(k.steps))], axis=1)
+        for d, k in sorted(knots.items())
+    ]
+    return np.concatenate(parts) if parts else np.zeros((0, 4))
 
 
 def knots_of_table(table: Floats, allowed: Iterable[int]) -> dict[int, Knots]:
@@ -137,8 +154,11 @@ def knots_of_table(table: Floats, allowed: Iterable[int]) -> dict[int, Knots]:
     if not np.isfinite(table).all():
         raise ValueError("its normal scores are not finite")
     for d in np.unique(table[:, 0]).tolist():
-        own, score = table[table[:, 0] == d, 1:].T
+        own, score, steps = table[table[:, 0] == d, 1:].T
         if d not in allowed or len(own) < 2 or (np.diff(own) <= 0).any() or (np.diff(score) <= 0).any():
             raise ValueError("its normal scores are not increasing maps of its columns")
-        found[int(d)] = Knots(np.ascontiguousarray(own), np.ascontiguousarray(score))
+        made = Knots(np.ascontiguousarray(own), np.ascontiguousarray(score), bool(steps[0]))
+        if not np.isin(steps, (0.0, 1.0)).all() or np.ptp(steps) or (made.steps and (np.diff(made.ends) < 0).any()):
+            raise ValueError("its normal scores are steps in an order that does not increase")
+        found[int(d)] = made
     return found

@@ -232,7 +232,7 @@ def _codec(schema: Schema, document: Mapping[str, Any], parts: _Tensors, normal:
     knots = {}
     if normal:
         allowed = [d for d, kind in enumerate(kinds) if kind in NORMAL]
-        knots = knots_of_table(parts.take("codec.knots", torch.float64, None, 3).numpy(), allowed)
+        knots = knots_of_table(parts.take("codec.knots", torch.float64, None, 4).numpy(), allowed)
     log = np.array([kind == "lognormal" for kind in kinds], dtype=bool)
     measured = Scales(scales["y_shift"], scales["y_scale"], log, spread, knots)
     return Codec(schema, measured, scales["x_shift"], scales["x_scale"], levels)

@@ -57,9 +57,12 @@ def by_forest(task: Task, seed: int) -> Floats:
 
     train, test, back = _numbers(task)
     both = pd.DataFrame(np.vstack([train, test]), columns=[f"c{k}" for k in range(train.shape[1])])
-    kernel = miceforest.ImputationKernel(both, num_datasets=10, random_state=seed)
-    kernel.mice(3, verbose=False, n_jobs=1, num_iterations=50)
-    return np.stack([back(kernel.complete_data(k).to_numpy()[len(train) :]) for k in range(10)])
+    found = []
+    for draw in range(10):  # one at a time: a kernel keeps all its trees
+        kernel = miceforest.ImputationKernel(both, save_all_iterations_data=False, random_state=1000 * seed + draw)
+        kernel.mice(3, verbose=False, n_jobs=1, num_iterations=50)
+        found.append(back(kernel.complete_data().to_numpy()[len(train) :]))
+    return np.stack(found)
 
 
 def by_trees(task: Task, seed: int) -> Floats:

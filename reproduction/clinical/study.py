@@ -1,11 +1,11 @@
 """Measurements of unseen patients on two real longitudinal tables: imputed, predicted, forecast, beside its peers.
 
     python -m reproduction.clinical.study run --data folder --workers 2
-    python -m reproduction.clinical.study table
+    python -m reproduction.clinical.study report
 
 `run` appends one line per data set, task, share of missing entries, seed and method to results.jsonl and skips what is
-there; `table` prints means over seeds with standard errors, and differences to the best peer, paired by seed. The
-folder of the data may also be named by LACOVA_DATA.
+there; `report` writes docs/clinical-study.md from it. The folder of the data may also be named by LACOVA_DATA. The peers
+need the extra `lacova[peers]`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from reproduction import results
+from reproduction.clinical.page import PAGE, page
 from reproduction.clinical.peers import DRAWS, PEERS
 from reproduction.clinical.tasks import TABLES, TASKS, Floats, Task, scores, task
 from reproduction.pool import work
@@ -36,7 +36,6 @@ OURS: dict[str, dict[str, Any]] = {  # one setting for all tasks and tables, and
     "without levels": {"scaling": "normal", "patient_effects": False},
 }
 METHODS = (*PEERS, *OURS)
-SCORES = ("rmse", "crps", "coverage90", "width90")
 
 
 def by_lacova(asked: Sequence[Task], seed: int, device: str, settings: dict[str, Any]) -> Iterator[Floats]:
@@ -106,33 +105,9 @@ def run(options: argparse.Namespace) -> int:
     return failed
 
 
-def table(file: Path) -> pd.DataFrame:
-    """Means over seeds by method, and what lacova's differ by from the best peer's, seed by seed."""
-    found = pd.DataFrame(results.read(file, KEY))
-    rows = []
-    for key, here in found.groupby(["dataset", "task", "missing"], sort=False):
-        both = {score: here.pivot_table(index="seed", columns="method", values=score) for score in SCORES}
-        for method in [name for name in METHODS if name in both["rmse"]]:
-            row = dict(zip(("data", "task", "missing", "method"), (*key, method), strict=True))
-            row |= {score: _mean(values[method]) if method in values else "" for score, values in both.items()}
-            for score in ("rmse", "crps"):
-                peers = [name for name in PEERS if name in both[score]]
-                if method == "lacova" and peers:
-                    best = both[score][peers].mean().idxmin()
-                    row[f"{score} − best peer"] = f"{_mean(both[score][method] - both[score][best])} ({best})"
-            rows.append(row)
-    return pd.DataFrame(rows).fillna("")
-
-
-def _mean(values: pd.Series) -> str:
-    values = values.dropna()
-    error = f" ± {values.sem():.3f}" if len(values) > 1 else ""
-    return f"{values.mean():.3f}{error}"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("run", "table"))
+    parser.add_argument("action", choices=("run", "report"))
     parser.add_argument("--data", type=Path, default=os.environ.get("LACOVA_DATA"), help="folder with the data sets")
     parser.add_argument("--datasets", nargs="+", choices=list(TABLES), default=list(TABLES))
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
@@ -146,7 +121,7 @@ def main() -> int:
     options.data = None if options.data is None else Path(options.data)
     if options.action == "run":
         return 1 if run(options) else 0
-    print(table(options.results).to_string(index=False))
+    PAGE.write_text(page(results.read(options.results, KEY), list(PEERS), METHODS), encoding="utf-8")
     return 0
 
 

@@ -4,7 +4,7 @@
     python -m reproduction.clinical.study report
 
 `run` appends one line per data set, task, share of missing entries, seed and method to results.jsonl and skips what is
-there; `report` writes docs/clinical-study.md from it. The folder of the data may also be named by LACOVA_DATA. The peers
+there; `report` writes docs/clinical-study.md from it. The folder of the data may also be named by LACOVA_DATA. Peers
 need the extra `lacova[peers]`.
 """
 

@@ -673,7 +673,8 @@ def test_elbo_names_its_terms(fitted):
 
 def test_fit_options_are_those_of_the_fit():
     model = MODELS["cvae"](SCHEMA).fit(visits(), max_epochs=2, seed=3, batch_size=4)
-    assert model._options == FitOptions(max_epochs=2, seed=3, batch_size=4, latent_weight=100.0, recall=1.0)
+    usual = {"learning_rate": 3e-3, "latent_weight": 100.0, "recall": 1.0}
+    assert model._options == FitOptions(max_epochs=2, seed=3, batch_size=4, **usual)
 
 
 # Mended bugs.
@@ -776,7 +777,7 @@ def test_describe_says_what_the_model_is(make):
 
 
 def test_batches_of_patients_are_smaller_than_batches_of_rows():
-    assert MODELS["cvae"](SCHEMA).fit(visits(), max_epochs=1)._options.batch_size == 20
+    assert MODELS["cvae"](SCHEMA).fit(visits(), max_epochs=1)._options.batch_size == 10
     assert MODELS["cvae"](ROWS).fit(visits(), max_epochs=1)._options.batch_size == 100
     assert MODELS["cvae"](SCHEMA).fit(visits(), max_epochs=1, batch_size=3)._options.batch_size == 3
 

@@ -107,7 +107,7 @@ def model():
     )
     networks = lacova.Dense((16,), ())
     fitted = lacova.GPPriorVAE(schema, prior="gp(day) + cat(arm)", latent_dim=2, inducing=8, networks=networks)
-    return fitted.fit(trial(), max_epochs=50, learning_rate=0.03, device="cpu")
+    return fitted.fit(trial(), max_epochs=50, batch_size=20, learning_rate=0.03, device="cpu")
 
 
 def test_what_if_finds_known_differences_of_every_kind(model):

@@ -45,7 +45,7 @@ def fit(
     epochs: Annotated[
         int | None, typer.Option(help="most passes over the rows; 200, or more for small tables", show_default=False)
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="rows (100), or instances (20), per step")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="rows (100), or instances (10), per step")] = None,
     stream: Stream = False,
     checkpoint_every: Annotated[
         int, typer.Option(help="steps after which the file RUN.checkpoint is written anew; 0 for none", min=0)

@@ -106,7 +106,8 @@ def model():
         kinds, {"day": "continuous", "arm": "categorical"}, instance="id", time="day", static=["arm"]
     )
     networks = lacova.Dense((16,), ())
-    fitted = lacova.GPPriorVAE(schema, prior="gp(day) + cat(arm)", latent_dim=2, inducing=8, networks=networks)
+    parts = {"prior": "gp(day) + cat(arm)", "networks": networks, "patient_effects": "level"}
+    fitted = lacova.GPPriorVAE(schema, latent_dim=2, inducing=8, **parts)
     return fitted.fit(trial(), max_epochs=50, batch_size=20, learning_rate=0.03, device="cpu")
 
 

@@ -71,7 +71,7 @@ def table() -> pd.DataFrame:
         made.loc[rng.random(36) < 0.25, name] = None
     for name in ("age", "sex"):
         made.loc[made["id"] == 5, name] = None  # never seen
-    made.loc[7, ["alt", "crp", "event", "grade"]] = None  # a visit without measurements
+    made.loc[[7, 16], ["alt", "crp", "event", "grade"]] = None  # visits without measurements, one of patient 5
     return made
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from lacova.covariates.space import CovariateSpace
-from lacova.predict import Draws, chunks, drawn, predictive_draws
+from lacova.labels import among
+from lacova.predict import Draws, chunks, drawn, unseen_draws
 from lacova.table import Table
 from lacova.vae import ConditionalVAE, Observed
 from lacova.weights import pooled, spread, weigh
@@ -23,20 +24,22 @@ def imputation_draws(
     vae: ConditionalVAE, table: Table, draws: int, generator: torch.Generator, trained: Container[Any] = (),
     alone: bool = False,
 ) -> Iterator[Draws]:  # fmt: skip
-    """Draws for every row: z from q(z | y_o, x_o), or from the predictive law where the row has no y."""
-    for rows, batch in chunks(table, draws, generator if alone else None):
-        seen = batch.y_mask.any(1)
-        if not seen.any():
-            continue
-        x = vae.draw_covariates(batch, draws, generator)[:, seen]
-        q = vae.latents(batch).take(seen)
-        noise = torch.randn(draws, *q.mean.shape, generator=generator, device=x.device, dtype=q.mean.dtype)
-        z = q.draw(noise)
-        location = vae.decode(z.flatten(0, 1), x.flatten(0, 1)).unflatten(0, (draws, -1))
-        yield drawn(vae, rows[seen.to(rows.device)], vae.observe(location, batch.take(seen), generator), x)
-    unseen = ~table.y_mask.any(1).cpu()
-    if unseen.any():
-        yield from predictive_draws(vae, table, unseen, draws, generator, trained, alone)
+    """Draws for every row: z from q(z | y_o, x_o), or from the predictive law where the row has no y.
+
+    Covariates are drawn once for all rows of a patient, so that all of them have the same visit-constant ones.
+    """
+    known = torch.as_tensor(among(table.labels, trained))
+    gaps = not table.y_mask.any(1).all()
+    for rows, batch in chunks(table, draws, generator if alone else None, vae.prior.width if gaps else 1):
+        seen, x = batch.y_mask.any(1), vae.draw_covariates(batch, draws, generator)
+        if seen.any():
+            q = vae.latents(batch).take(seen)
+            noise = torch.randn(draws, *q.mean.shape, generator=generator, device=x.device, dtype=q.mean.dtype)
+            z, mine = q.draw(noise), x[:, seen]
+            location = vae.decode(z.flatten(0, 1), mine.flatten(0, 1)).unflatten(0, (draws, -1))
+            yield drawn(vae, rows[seen.to(rows.device)], vae.observe(location, batch.take(seen), generator), mine)
+        if (unseen := unseen_draws(vae, table, rows, batch, x, generator, known)) is not None:
+            yield unseen
 
 
 @torch.no_grad()

@@ -68,7 +68,7 @@ def weighted_draws(
         if found.y is None:
             seen = vae.observe(found.outputs, batch, generator)
         else:
-            seen = Observed(found.y, vae.likelihood.var, found.y)  # what was weighed is y itself
+            seen = Observed(found.y, torch.zeros_like(vae.likelihood.var), found.y)  # what was weighed is y itself
         part = drawn(vae, rows, seen, found.x, weight=spread(weight, batch, vae))
         if resample:
             part = _taken(part, spread(_pick(weight, count, generator), batch, vae))

@@ -68,8 +68,8 @@ def by_column(vae: ConditionalVAE, codec: Codec, asked: Iterable[Asked]) -> tupl
     for part, y, mask in asked:
         rows += len(y)
         found = _own_scores(vae, codec, part, y) if own else _encoded_scores(part, y)
-        for name, values in {"entries": mask, **found}.items():
-            sums[name] += torch.where(mask.to(values.device), values.double(), 0.0).sum(0).cpu().numpy()
+        for name, each in {"entries": mask, **found}.items():
+            sums[name] += torch.where(mask.to(each.device), each.double(), 0.0).sum(0).cpu().numpy()
     entries = np.where(sums["entries"] > 0, sums["entries"], np.nan)
     unit = np.ones(len(space)) if own else codec.y_scale
     columns = {

@@ -68,13 +68,14 @@ def compare(
 
 def readable(found: pd.DataFrame) -> pd.DataFrame:
     """Models side by side, a line per score: the mean and its standard error."""
+    import pandas as pd
+
     scores = [name for name in found.columns if not name.endswith("_se")]
 
-    def cell(row: Any, name: str) -> str:
-        if row[name] != row[name]:
+    def cell(model: Any, name: str) -> str:
+        value = found.loc[model, name]
+        if value != value:
             return ""
-        return short(row[name]) + (f" ± {row[f'{name}_se']:.2g}" if f"{name}_se" in row else "")
+        return short(value) + (f" ± {found.loc[model, f'{name}_se']:.2g}" if f"{name}_se" in found else "")
 
-    return found.apply(lambda row: [cell(row, name) for name in scores], axis=1, result_type="expand").set_axis(
-        scores, axis=1
-    ).rename_axis(None).T  # fmt: skip
+    return pd.DataFrame({model: [cell(model, name) for name in scores] for model in found.index}, index=scores)

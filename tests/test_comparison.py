@@ -222,6 +222,14 @@ def test_an_oracle_sees_the_covariates_and_kinds_have_accuracies():
     assert np.isfinite(plain.loc["CVAE", ["x_rmse", "x_accuracy", "log_likelihood"]].astype(float)).all()
 
 
+def test_the_noise_of_values_that_were_weighed_themselves_is_not_counted_twice():
+    table, schema = visits()[["alt"]], Schema(["alt"], {})
+    model = lacova.NotMIWAE(schema, latent_dim=1).fit(table, max_epochs=1, device="cpu")
+    (part,) = model._imputation(model._encode(table.assign(alt=None).astype(float)), 50, 0)
+    assert part.location.equal(part.y)
+    assert not part.var.any()
+
+
 BAD = [
     ({"models": []}, ValueError, "models is empty"),
     ({"models": "VAE"}, ValueError, r"\['VAE', 'CVAE'\]"),

@@ -138,7 +138,7 @@ def _cell(score: str, mean: float, error: float) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("run", "table"))
-    parser.add_argument("datasets", nargs="*", choices=[[], *DATASETS], default=[])
+    parser.add_argument("datasets", nargs="*", metavar="DATASET", help=f"of {', '.join(DATASETS)}; else all")
     parser.add_argument("--data", default=os.environ.get("LACOVA_DATA"), help="folder with the clinical tables")
     parser.add_argument("--images", help="MNIST, for Health MNIST")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
@@ -150,6 +150,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of Health MNIST")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
+    if strange := [name for name in options.datasets if name not in DATASETS]:
+        parser.error(f"there is no data set {strange[0]}; expected {', '.join(DATASETS)}.")
     for name in options.datasets or DATASETS:
         if options.action == "run":
             run(name, options)

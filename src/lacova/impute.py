@@ -65,14 +65,15 @@ def weighted_draws(
         noise = vae.noise(batch, proposals, generator)
         found = weigh(vae, batch, noise, vae.believe(batch), together=True, blind=True)
         weight = pooled(found.total, batch, vae).softmax(0)
-        if found.y is None:
-            seen = vae.observe(found.outputs, batch, generator)
-        else:
-            seen = Observed(found.y, torch.zeros_like(vae.likelihood.var), found.y)  # what was weighed is y itself
-        part = drawn(vae, rows, seen, found.x, weight=spread(weight, batch, vae))
+        each, pick = spread(weight, batch, vae), None
         if resample:
-            part = _taken(part, spread(_pick(weight, count, generator), batch, vae))
-        yield part
+            each, pick = None, spread(_pick(weight, count, generator), batch, vae)
+        outputs, x, y = (_taken(values, pick) for values in (found.outputs, found.x, found.y))
+        if y is None:  # noise is drawn after resampling: tables that have z in common must differ by it
+            seen = vae.observe(outputs, batch, generator)
+        else:
+            seen = Observed(y, torch.zeros_like(vae.likelihood.var), y)  # what was weighed is y itself
+        yield drawn(vae, rows, seen, x, weight=each)
 
 
 def _pick(weight: Tensor, draws: int, generator: torch.Generator) -> Tensor:
@@ -87,17 +88,11 @@ def _pick(weight: Tensor, draws: int, generator: torch.Generator) -> Tensor:
     return torch.searchsorted(steps, at).clamp(max=len(weight) - 1).T
 
 
-def _taken(part: Draws, pick: Tensor) -> Draws:
-    """Some of the draws of each row (draws×n), which count alike."""
-
-    def taken(values: Tensor) -> Tensor:
-        return values.gather(0, pick[..., None].expand(-1, -1, values.shape[-1]))
-
-    return part._replace(
-        location=taken(part.location), y=taken(part.y), x=taken(part.x), weight=None,
-        var=part.var if part.var.dim() == 1 else taken(part.var),
-        outputs=None if part.outputs is None else taken(part.outputs),
-    )  # fmt: skip
+def _taken(values: Tensor | None, pick: Tensor | None) -> Any:
+    """Some of the proposals of each row (draws×n) of what there is of them (proposals×n×…), or all."""
+    if values is None or pick is None:
+        return values
+    return values.gather(0, pick[..., None].expand(-1, -1, values.shape[-1]))
 
 
 def guessed(part: Draws, space: CovariateSpace) -> tuple[Tensor, Tensor]:

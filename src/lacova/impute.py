@@ -65,15 +65,13 @@ def weighted_draws(
         noise = vae.noise(batch, proposals, generator)
         found = weigh(vae, batch, noise, vae.believe(batch), together=True, blind=True)
         weight = pooled(found.total, batch, vae).softmax(0)
-        each, pick = spread(weight, batch, vae), None
-        if resample:
-            each, pick = None, spread(_pick(weight, count, generator), batch, vae)
+        pick = spread(_pick(weight, count, generator), batch, vae) if resample else None
         outputs, x, y = (_taken(values, pick) for values in (found.outputs, found.x, found.y))
         if y is None:  # noise is drawn after resampling: tables that have z in common must differ by it
             seen = vae.observe(outputs, batch, generator)
         else:
             seen = Observed(y, torch.zeros_like(vae.likelihood.var), y)  # what was weighed is y itself
-        yield drawn(vae, rows, seen, x, weight=each)
+        yield drawn(vae, rows, seen, x, weight=None if resample else spread(weight, batch, vae))
 
 
 def _pick(weight: Tensor, draws: int, generator: torch.Generator) -> Tensor:

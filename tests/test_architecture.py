@@ -91,6 +91,7 @@ ORDER = [
     "unconditional",
     "family",
     "storage",
+    "comparison",
     "pooling",
     "sensitivity",
     "",  # lacova itself
@@ -102,6 +103,7 @@ ORDER = [
     "cli.fitting",
     "cli.answering",
     "cli.studying",
+    "cli.comparing",
     "cli",
     "__main__",
 ]

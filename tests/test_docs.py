@@ -16,6 +16,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+import lacova.comparison
 import lacova.datasets.digits
 import lacova.datasets.health
 import lacova.datasets.masks
@@ -188,6 +189,7 @@ def test_the_shell_of_the_page_on_scaling(block, tmp_path):
         lacova.schema,
         lacova.family,
         lacova.models,
+        lacova.comparison,
         lacova.unconditional,
         lacova.pooling,
         lacova.sensitivity,

@@ -4,7 +4,7 @@ To add a model, add a line to FAMILY.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,17 @@ FAMILY = {
 }  # fmt: skip
 
 
+CONDITIONAL = {
+    "CVAE": (lacova.CVAE, {}),
+    "GPPriorVAE": (lacova.GPPriorVAE, {"inducing": 4}),
+    "LVAE": (lacova.LVAE, {"inducing": 4}),
+    "GPPVAE": (lacova.GPPVAE, {"inducing": 4}),
+    "GPVAE": (lacova.GPVAE, {}),
+}
+INTEGRATED = ("joint", "factorised", "paper")  # over gaps in X; the others fill them once, or allow none
+TREATMENTS = (*INTEGRATED, "mean", "knn", "zero", "iterative", "oracle")
+
+
 def table() -> pd.DataFrame:
     rng = np.random.default_rng(0)
     patient = np.repeat(np.arange(12), 3)
@@ -71,7 +82,7 @@ def table() -> pd.DataFrame:
         made.loc[rng.random(36) < 0.25, name] = None
     for name in ("age", "sex"):
         made.loc[made["id"] == 5, name] = None  # never seen
-    made.loc[7, ["alt", "crp", "event", "grade"]] = None  # a visit without measurements
+    made.loc[[7, 16], ["alt", "crp", "event", "grade"]] = None  # visits without measurements, one of patient 5
     return made
 
 
@@ -188,3 +199,36 @@ def test_what_is_unfitted_or_unknown_is_refused(model, case):
     with pytest.raises(ValueError, match="latent_dim"):
         type(model)(case.schema, latent_dim=0)
     assert model.describe().split("\n")[0].split() == ["model", type(model).__name__]
+
+
+@pytest.mark.parametrize("treatment", TREATMENTS)
+@pytest.mark.parametrize("name", CONDITIONAL)
+def test_every_conditional_model_has_every_treatment_of_gaps_in_covariates(name, treatment, tmp_path):
+    cls, settings = CONDITIONAL[name]
+    schema, data = visits(NUMBERS), table()
+    model = cls(schema, latent_dim=1, covariates=treatment, **settings)
+    options = {"max_epochs": 1, "batch_size": 12, "device": "cpu"}
+    if treatment == "oracle":
+        with pytest.raises(lacova.DataError, match="oracle"):
+            model.fit(data, **options)
+        names = list(schema.covariates)
+        data[names] = lacova.CVAE(schema, latent_dim=1).fit(data, **options).impute(data)[names]
+    model.fit(data, **options)
+    drawn = [part.drop(columns="draw") for _, part in model.impute(data, draws=2).groupby("draw")]
+    for part in (*drawn, model.impute(data)):
+        assert part[list(schema.columns)].notna().all().all()
+        for column in schema.static:
+            assert (part.groupby("id")[column].nunique() == 1).all()
+    assert drawn[0]["dose"].equals(drawn[1]["dose"]) == (treatment not in INTEGRATED)
+    assert not drawn[0]["alt"].equals(drawn[1]["alt"])
+    assert np.isfinite(model.log_likelihood(data)).all()
+    model.save(tmp_path / "model")
+    pd.testing.assert_frame_equal(lacova.load(tmp_path / "model").predict(data), model.predict(data))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_models_are_fitted_and_asked_on_a_gpu(case):
+    model = fit(replace(case, options={**case.options, "device": "cuda"}))
+    assert next(model._vae.parameters()).is_cuda
+    for found in answers(model):
+        assert found.select_dtypes("number").notna().all().all() or "entries" in found

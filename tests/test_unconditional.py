@@ -253,3 +253,13 @@ def test_what_makes_no_sense_is_refused():
     model = lacova.NotMIWAE(SCHEMA, latent_dim=1, scaling="normal").fit(gappy(n=80), max_epochs=1, device="cpu")
     with pytest.raises(ValueError, match="log-odds of a gap are not linear"):
         model.gaps()
+
+
+def test_completed_tables_differ_where_one_proposal_has_all_the_weight(monkeypatch):
+    """They have z in common; the noise of what is missing is drawn anew for each."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.normal(size=(20, 3)), columns=["a", "b", "c"])
+    model = lacova.MIWAE(Schema(list(table), {}), latent_dim=2).fit(table, max_epochs=1, importance=3, device="cpu")
+    monkeypatch.setattr("lacova.impute._pick", lambda weight, draws, generator: weight.argmax(0).expand(draws, -1))
+    drawn = model.impute(table.assign(a=np.nan), draws=6)["a"].to_numpy().reshape(6, 20)
+    assert all(len(set(row)) == 6 for row in drawn.T)

@@ -2,6 +2,7 @@
 
 from lacova.answers import NotFittedError
 from lacova.archive import StorageError
+from lacova.comparison import compare
 from lacova.family import GPPVAE, GPVAE, HIVAE, LVAE
 from lacova.gp.formula import FormulaError
 from lacova.models import CVAE, GPPriorVAE
@@ -17,5 +18,5 @@ from lacova.version import __version__
 __all__ = [
     "CVAE", "GPPVAE", "GPVAE", "HIVAE", "LVAE", "MIWAE", "VAE", "Conv", "DataError", "Dense", "FitOptions",
     "FormulaError", "GPPriorVAE", "NotFittedError", "NotMIWAE", "Schema", "SchemaError", "StorageError",
-    "TrainingError", "__version__", "load", "pool", "shift_imputed",
+    "TrainingError", "__version__", "compare", "load", "pool", "shift_imputed",
 ]  # fmt: skip

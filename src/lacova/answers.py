@@ -30,7 +30,7 @@ from lacova.options import FitOptions
 from lacova.parquet import Source, is_stream, open_source, writing
 from lacova.predict import Draws, chunks, paired_draws, predictive_draws
 from lacova.schema import DataError, Schema
-from lacova.score import by_column, overall
+from lacova.score import by_column, overall, predictions
 from lacova.table import Codec, Table
 from lacova.vae import ConditionalVAE
 from lacova.whatif import WhatIf, compare, encode_setting, from_text
@@ -119,10 +119,7 @@ class Answering:
         frame, origin = to_pandas(data, self.schema.columns)
         table = self._encode(frame)
         weighs = self._weighs(vae)
-        if weighs:
-            parts = weighted_draws(vae, table, count, self._noise(seed), alone, resample=draws is not None)
-        else:
-            parts = imputation_draws(vae, table, count, self._noise(seed), self._trained, alone)
+        parts = self._imputation(table, count, seed, alone, resample=draws is not None)
         if draws is not None:
             return origin.complete(completed_draws(frame, codec, parts, table, count))
         guess = torch.empty(table.x.shape)
@@ -137,6 +134,15 @@ class Answering:
                     chances[rows] = level_chances(belief, batch).detach().cpu()
         summary = summarise(parts, len(table), codec, interval)
         return origin.complete(completed(frame, codec, summary, guess, chances, every=every))
+
+    def _imputation(
+        self, table: Table, count: int, seed: int, alone: bool = False, resample: bool = True
+    ) -> Iterable[Draws]:  # fmt: skip
+        """Draws for every row of an encoded table; where they are weighed, with weights unless they are resampled."""
+        vae = self._fitted()[1]
+        if self._weighs(vae):
+            return weighted_draws(vae, table, count, self._noise(seed), alone, resample)
+        return imputation_draws(vae, table, count, self._noise(seed), self._trained, alone)
 
     def _weighs(self, vae: ConditionalVAE) -> bool:
         """Whether imputation weighs draws: as training did, unless z of a row depends on that of others."""
@@ -380,7 +386,7 @@ class Answering:
             (self._encode(part), self._noise(own))
             for part, own in self._parts(self._opened(data), seed, self.schema.columns)
         )
-        found, rows = by_column(vae, codec, parts, whole_number(draws))
+        found, rows = by_column(vae, codec, predictions(vae, parts, whole_number(draws)))
         return found, overall(found, codec.scales.spread, rows)
 
     @torch.no_grad()

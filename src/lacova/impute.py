@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from lacova.covariates.space import CovariateSpace
-from lacova.predict import Draws, chunks, drawn, predictive_draws
+from lacova.labels import among
+from lacova.predict import Draws, chunks, drawn, unseen_draws
 from lacova.table import Table
 from lacova.vae import ConditionalVAE, Observed
 from lacova.weights import pooled, spread, weigh
@@ -23,20 +24,22 @@ def imputation_draws(
     vae: ConditionalVAE, table: Table, draws: int, generator: torch.Generator, trained: Container[Any] = (),
     alone: bool = False,
 ) -> Iterator[Draws]:  # fmt: skip
-    """Draws for every row: z from q(z | y_o, x_o), or from the predictive law where the row has no y."""
-    for rows, batch in chunks(table, draws, generator if alone else None):
-        seen = batch.y_mask.any(1)
-        if not seen.any():
-            continue
-        x = vae.draw_covariates(batch, draws, generator)[:, seen]
-        q = vae.latents(batch).take(seen)
-        noise = torch.randn(draws, *q.mean.shape, generator=generator, device=x.device, dtype=q.mean.dtype)
-        z = q.draw(noise)
-        location = vae.decode(z.flatten(0, 1), x.flatten(0, 1)).unflatten(0, (draws, -1))
-        yield drawn(vae, rows[seen.to(rows.device)], vae.observe(location, batch.take(seen), generator), x)
-    unseen = ~table.y_mask.any(1).cpu()
-    if unseen.any():
-        yield from predictive_draws(vae, table, unseen, draws, generator, trained, alone)
+    """Draws for every row: z from q(z | y_o, x_o), or from the predictive law where the row has no y.
+
+    Covariates are drawn once for all rows of a patient, so that all of them have the same visit-constant ones.
+    """
+    known = torch.as_tensor(among(table.labels, trained))
+    gaps = not table.y_mask.any(1).all()
+    for rows, batch in chunks(table, draws, generator if alone else None, vae.prior.width if gaps else 1):
+        seen, x = batch.y_mask.any(1), vae.draw_covariates(batch, draws, generator)
+        if seen.any():
+            q = vae.latents(batch).take(seen)
+            noise = torch.randn(draws, *q.mean.shape, generator=generator, device=x.device, dtype=q.mean.dtype)
+            z, mine = q.draw(noise), x[:, seen]
+            location = vae.decode(z.flatten(0, 1), mine.flatten(0, 1)).unflatten(0, (draws, -1))
+            yield drawn(vae, rows[seen.to(rows.device)], vae.observe(location, batch.take(seen), generator), mine)
+        if (unseen := unseen_draws(vae, table, rows, batch, x, generator, known)) is not None:
+            yield unseen
 
 
 @torch.no_grad()
@@ -62,14 +65,13 @@ def weighted_draws(
         noise = vae.noise(batch, proposals, generator)
         found = weigh(vae, batch, noise, vae.believe(batch), together=True, blind=True)
         weight = pooled(found.total, batch, vae).softmax(0)
-        if found.y is None:
-            seen = vae.observe(found.outputs, batch, generator)
+        pick = spread(_pick(weight, count, generator), batch, vae) if resample else None
+        outputs, x, y = (_taken(values, pick) for values in (found.outputs, found.x, found.y))
+        if y is None:  # noise is drawn after resampling: tables that have z in common must differ by it
+            seen = vae.observe(outputs, batch, generator)
         else:
-            seen = Observed(found.y, vae.likelihood.var, found.y)  # what was weighed is y itself
-        part = drawn(vae, rows, seen, found.x, weight=spread(weight, batch, vae))
-        if resample:
-            part = _taken(part, spread(_pick(weight, count, generator), batch, vae))
-        yield part
+            seen = Observed(y, torch.zeros_like(vae.likelihood.var), y)  # what was weighed is y itself
+        yield drawn(vae, rows, seen, x, weight=None if resample else spread(weight, batch, vae))
 
 
 def _pick(weight: Tensor, draws: int, generator: torch.Generator) -> Tensor:
@@ -84,17 +86,11 @@ def _pick(weight: Tensor, draws: int, generator: torch.Generator) -> Tensor:
     return torch.searchsorted(steps, at).clamp(max=len(weight) - 1).T
 
 
-def _taken(part: Draws, pick: Tensor) -> Draws:
-    """Some of the draws of each row (draws×n), which count alike."""
-
-    def taken(values: Tensor) -> Tensor:
-        return values.gather(0, pick[..., None].expand(-1, -1, values.shape[-1]))
-
-    return part._replace(
-        location=taken(part.location), y=taken(part.y), x=taken(part.x), weight=None,
-        var=part.var if part.var.dim() == 1 else taken(part.var),
-        outputs=None if part.outputs is None else taken(part.outputs),
-    )  # fmt: skip
+def _taken(values: Tensor | None, pick: Tensor | None) -> Any:
+    """Some of the proposals of each row (draws×n) of what there is of them (proposals×n×…), or all."""
+    if values is None or pick is None:
+        return values
+    return values.gather(0, pick[..., None].expand(-1, -1, values.shape[-1]))
 
 
 def guessed(part: Draws, space: CovariateSpace) -> tuple[Tensor, Tensor]:

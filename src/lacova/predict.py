@@ -141,29 +141,63 @@ def paired_draws(
         yield here, _answer(vae, q, other, both[1], past, generator)
 
 
+def unseen_draws(
+    vae: ConditionalVAE, table: Table, rows: Tensor, batch: Batch, x: Tensor, generator: torch.Generator, known: Tensor
+) -> Draws | None:
+    """Draws of y for the rows of a batch without any measurement, at covariates (draws×n×Q) drawn before; None if none.
+
+    Args:
+        vae: the trained model.
+        table: the whole table.
+        rows: the rows of it that the batch has.
+        batch: these rows.
+        x: their covariates, one version for each draw.
+        generator: source of noise.
+        known: which patients of the table have their history in the GP's posterior already.
+    """
+    new = ~batch.y_mask.any(1)
+    keep = _concerned(batch, new)
+    if not keep.any():
+        return None
+    q = _question(vae, table, rows[keep.cpu()], batch.take(keep), new[keep], x[:, keep], known)
+    z = vae.prior.sample(q.x[:, q.asked].flatten(0, 1), q.group, generator, q.history, q.times)
+    return _answer(vae, q, q.x, z, _past_latents(vae, q, generator), generator)
+
+
 def _questions(
     vae: ConditionalVAE, table: Table, new: Tensor, draws: int, generator: torch.Generator,
     trained: Container[Any], alone: bool = False,
 ) -> Iterator[_Question]:  # fmt: skip
     known = torch.as_tensor(among(table.labels, trained))
     for rows, batch in chunks(table, draws, generator if alone else None, vae.prior.width):
-        concerned = torch.zeros(batch.patients, dtype=torch.bool)
-        concerned[batch.patient.cpu()[new[rows]]] = True
-        keep = concerned[batch.patient.cpu()]
+        asked = new[rows].to(batch.y.device)
+        keep = _concerned(batch, asked)
         if not keep.any():
             continue
-        rows, batch = rows[keep], batch.take(keep.to(batch.y.device))
-        asked = new[rows].to(batch.y.device)
+        rows, batch, asked = rows[keep.cpu()], batch.take(keep), asked[keep]
         batch = replace(batch, y_mask=batch.y_mask & ~asked[:, None])
-        x = vae.draw_covariates(batch, draws, generator)
-        times = draws if batch.x_mask.all() else 1
-        x = x[: draws // times]
-        history = None
-        if vae.prior.couples_rows and table.patient is not None and not asked.all():
-            seen_before = known[table.patient[rows]].to(x.device)[batch.owner.unique()]
-            history = history_of(vae, batch, x, ~asked, seen_before)
-        group = torch.arange(len(x), device=x.device)[:, None] * batch.patients + batch.patient[asked]
-        yield _Question(rows, batch, asked, x, group.flatten(), history, times)
+        yield _question(vae, table, rows, batch, asked, vae.draw_covariates(batch, draws, generator), known)
+
+
+def _concerned(batch: Batch, asked: Tensor) -> Tensor:
+    """The rows (n,) of patients of whom some row is asked for."""
+    patients = torch.zeros(batch.patients, dtype=torch.bool, device=asked.device)
+    patients[batch.patient[asked]] = True
+    return patients[batch.patient]
+
+
+def _question(
+    vae: ConditionalVAE, table: Table, rows: Tensor, batch: Batch, asked: Tensor, x: Tensor, known: Tensor
+) -> _Question:
+    """What is asked at covariates x (draws×n×Q)."""
+    times = len(x) if batch.x_mask.all() else 1
+    x = x[: len(x) // times]
+    history = None
+    if vae.prior.couples_rows and table.patient is not None and not asked.all():
+        seen_before = known[table.patient[rows]].to(x.device)[batch.owner.unique()]
+        history = history_of(vae, batch, x, ~asked, seen_before)
+    group = torch.arange(len(x), device=x.device)[:, None] * batch.patients + batch.patient[asked]
+    return _Question(rows, batch, asked, x, group.flatten(), history, times)
 
 
 def drawn(

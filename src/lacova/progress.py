@@ -15,6 +15,8 @@ from rich.table import Column
 class Bar(Protocol):
     def show(self, epoch: int, record: Mapping[str, float]) -> None: ...
 
+    def say(self, done: int, note: str) -> None: ...
+
 
 class _RichBar(Progress):
     def start_task_for(self, epochs: int) -> None:
@@ -29,11 +31,14 @@ class _RichBar(Progress):
             "kl_covariates": "kl_x",
         }
         note = "  ".join(f"{short} {record[name]:.4g}" for name, short in shown.items() if name in record)
-        self.update(self._job, completed=epoch, note=note)
+        self.say(epoch, note)
+
+    def say(self, done: int, note: str) -> None:
+        self.update(self._job, completed=done, note=note)
 
 
 def progress(epochs: int, wanted: bool | None) -> AbstractContextManager[Bar | None]:
-    """A bar over epochs; None shows it in a terminal only."""
+    """A bar over epochs, or over so many other things; None shows it in a terminal only."""
     wanted = sys.stderr.isatty() if wanted is None else wanted
     if not wanted:
         return nullcontext()

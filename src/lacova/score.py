@@ -1,9 +1,10 @@
-"""How well measurements are predicted from covariates with gaps, without holding all draws at once."""
+"""How well measurements are predicted or imputed, without holding all draws at once."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -21,19 +22,36 @@ LEVELS = {"coverage50": 0.5, "coverage90": 0.9, "coverage95": 0.95}
 CATEGORY = ("accuracy", "brier")
 
 
+class Asked(NamedTuple):
+    """Draws for some rows, the true measurements of these rows (n×D), and which of their entries count (n×D)."""
+
+    draws: Draws
+    y: Tensor
+    mask: Tensor
+
+
 @torch.no_grad()
-def by_column(
-    vae: ConditionalVAE, codec: Codec, parts: Iterable[tuple[Table, torch.Generator]], draws: int
-) -> tuple[pd.DataFrame, int]:
-    """Predict every row of some tables from its covariates alone and compare with its observed measurements.
+def predictions(
+    vae: ConditionalVAE, parts: Iterable[tuple[Table, torch.Generator]], draws: int
+) -> Iterator[Asked]:  # fmt: skip
+    """Every row of some tables predicted from its covariates alone; all its observed measurements count.
 
     Args:
         vae: the trained model.
-        codec: its scales.
         parts: tables, each with its source of noise.
         draws: of each row.
+    """
+    for table, generator in parts:
+        everything = torch.ones(len(table), dtype=torch.bool)
+        for part in predictive_draws(vae, table, everything, draws, generator):
+            yield Asked(part, table.y[part.rows], table.y_mask[part.rows])
 
-    Returns one row per measurement, each a mean over the column's observed `entries` and in its own units: `nll`, the
+
+@torch.no_grad()
+def by_column(vae: ConditionalVAE, codec: Codec, asked: Iterable[Asked]) -> tuple[pd.DataFrame, int]:
+    """Compare draws with the truth.
+
+    Returns one row per measurement, each a mean over the column's `entries` that count and in its own units: `nll`, the
     predictive negative log-likelihood; for numbers `rmse`, `crps` and `coverage50`, `coverage90` and `coverage95` of
     central intervals; for categories `accuracy` of the most probable level and `brier`, the squared distance of the
     levels' probabilities from what is observed. NaN where nothing is observed, or a score does not apply. Beside that,
@@ -47,9 +65,11 @@ def by_column(
     coded = space.columns(*CODED)
     names = ("entries", "nll", "square", "crps", *LEVELS, *(CATEGORY if coded else ()))
     sums = {name: np.zeros(len(space)) for name in names}
-    for table, generator in parts:
-        rows += len(table)
-        _add(sums, vae, table, draws, generator, codec if own else None)
+    for part, y, mask in asked:
+        rows += len(y)
+        found = _own_scores(vae, codec, part, y) if own else _encoded_scores(part, y)
+        for name, each in {"entries": mask, **found}.items():
+            sums[name] += torch.where(mask.to(each.device), each.double(), 0.0).sum(0).cpu().numpy()
     entries = np.where(sums["entries"] > 0, sums["entries"], np.nan)
     unit = np.ones(len(space)) if own else codec.y_scale
     columns = {
@@ -63,19 +83,6 @@ def by_column(
         if coded and name not in ("entries", "nll"):
             values[[d for d in range(len(space)) if (d in coded) != (name in CATEGORY)]] = np.nan
     return pd.DataFrame(columns, index=pd.Index(codec.schema.measurements, name="measurement")), rows
-
-
-def _add(
-    sums: dict[str, Floats], vae: ConditionalVAE, table: Table, draws: int, generator: torch.Generator,
-    codec: Codec | None,
-) -> None:  # fmt: skip
-    """Scores of one table: on the encoded scale, or by a codec in own units."""
-    everything = torch.ones(len(table), dtype=torch.bool)
-    for part in predictive_draws(vae, table, everything, draws, generator):
-        y, mask = table.y[part.rows], table.y_mask[part.rows]
-        found = _encoded_scores(part, y) if codec is None else _own_scores(vae, codec, part, y)
-        for name, values in {"entries": mask, **found}.items():
-            sums[name] += torch.where(mask.to(values.device), values.double(), 0.0).sum(0).cpu().numpy()
 
 
 def _encoded_scores(part: Draws, y: Tensor) -> dict[str, Tensor]:

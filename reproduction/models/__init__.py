@@ -1,0 +1,1 @@
+"""The models of the family, side by side on the same tables."""

@@ -188,7 +188,7 @@ def test_broken_toml_names_file_line_and_what_is_expected(tmp_path, text, line, 
         ),
         (
             '[measurements]\n[covariates]\n"a b" = { kind = "continuous", level = 1 }',
-            "unknown key 'level' of covariates.\"a b\"; the known ones are kind, static, integer, lower, upper.",
+            "unknown key 'level' of covariates.\"a b\"; the known ones are kind, static, integer, lower, upper, unit.",
         ),
         ("instance = 3\n", "instance is 3; expected text in quotes."),
         ('measurements = ["alt"]\n', "measurements is ['alt']; expected a table."),

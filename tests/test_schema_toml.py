@@ -183,7 +183,7 @@ def test_broken_toml_names_file_line_and_what_is_expected(tmp_path, text, line, 
         ("[mesurements]\n", "unknown key 'mesurements'; the known ones are instance, time, measurements, covariates."),
         (
             "[measurements]\nalt = { lowr = 0 }",
-            "unknown key 'lowr' of measurements.alt; the known ones are kind, integer, lower, upper, "
+            "unknown key 'lowr' of measurements.alt; the known ones are kind, integer, lower, upper, unit, "
             "lower_limit, upper_limit.",
         ),
         (

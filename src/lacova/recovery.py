@@ -28,9 +28,9 @@ class Recovery:
         schema: the roles of the columns.
         share, seed: how many entries were hidden, and by which random numbers.
         masked: the table with those gaps.
-        numbers: one line per hidden number: its `row` (counted from 0), `column`, `truth`, the `mean` of the imputation,
-            the ends `lower` and `upper` of its central 90% interval, and `pit`, the share of draws below the truth,
-            which is uniform where uncertainty is honest.
+        numbers: one line per hidden number: its `row` (counted from 0), `column`, `truth`, the `mean` of the
+            imputation, the ends `lower` and `upper` of its central 90% interval, and `pit`, the share of draws below
+            the truth, which is uniform where uncertainty is honest.
         categories: one line per hidden category: `row`, `column`, `truth`, the most probable level `guess` and the
             `chance` that was given to the truth.
     """
@@ -46,14 +46,19 @@ class Recovery:
         """One line per column: `n` hidden; of numbers `rmse`, `sd` of the truth and coverages; of categories
         `accuracy`, and `usual`, what naming the most frequent level would reach."""
         lines: list[dict[str, Any]] = []
+        numbers, categories = (
+            dict(list(each.groupby("column", sort=False))) for each in (self.numbers, self.categories)
+        )
         for name in self.schema.columns:
-            if len(part := self.numbers[self.numbers["column"] == name]):
+            if name in numbers:
+                part = numbers[name]
                 error = (part["mean"] - part["truth"]).to_numpy(float)
                 line = {"column": name, "n": len(part), "rmse": float(np.sqrt((error**2).mean()))}
                 line |= {"sd": float(part["truth"].std(ddof=0))}
                 line |= {f"coverage{round(100 * p)}": float(inside(part["pit"], p).mean()) for p in (0.5, 0.9, 0.95)}
                 lines.append(line)
-            elif len(part := self.categories[self.categories["column"] == name]):
+            elif name in categories:
+                part = categories[name]
                 usual = float(part["truth"].value_counts(normalize=True).max())
                 hits = float((part["guess"] == part["truth"]).mean())
                 lines.append({"column": name, "n": len(part), "accuracy": hits, "usual": usual})
@@ -109,7 +114,7 @@ def recover(model: Model, data: Any, *, share: float = 0.1, seed: int = 0, draws
             categories.append(_levels(name, rows, truth, drawn))
         else:
             numbers.append(_numbers(name, rows, np.asarray(truth, float), np.asarray(drawn, float), noise))
-    empty = {"row": [], "column": [], "truth": []}
+    empty: dict[str, list[Any]] = {"row": [], "column": [], "truth": []}
     return Recovery(
         schema, share, seed, masked,
         pd.concat(numbers, ignore_index=True) if numbers

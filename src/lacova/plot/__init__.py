@@ -12,5 +12,14 @@ from lacova.plot.images import images
 from lacova.plot.patients import forecast, trajectory
 
 __all__ = [
-    "calibration", "covariate", "effects", "forecast", "gaps", "images", "latent", "pit", "trajectory", "training",
+    "calibration",
+    "covariate",
+    "effects",
+    "forecast",
+    "gaps",
+    "images",
+    "latent",
+    "pit",
+    "training",
+    "trajectory",
 ]  # fmt: skip

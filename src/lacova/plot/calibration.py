@@ -58,7 +58,7 @@ def pit(recovery: Recovery, column: str | None = None, *, bins: int = 10, ax: Ax
     _columns(recovery, None if column is None else [column])
     found = recovery.numbers if column is None else recovery.numbers[recovery.numbers["column"] == column]
     ax = new_axes(ax, (4.8, 3.4))
-    ax.hist(found["pit"], bins=np.linspace(0, 1, bins + 1), color=BLUE, edgecolor="white", hatch="//")
+    ax.hist(found["pit"], bins=np.linspace(0, 1, bins + 1).tolist(), color=BLUE, edgecolor="white", hatch="//")
     expected = len(found) / bins
     spread = 1.96 * np.sqrt(expected * (1 - 1 / bins))
     ax.axhspan(expected - spread, expected + spread, color="black", alpha=0.15, linewidth=0, label="by chance")

@@ -13,6 +13,8 @@ from lacova.errors import DataError
 from lacova.models import Model
 from lacova.plot.style import BLUE, GREY, known_column, new_axes, table, tidy
 
+PRIOR, POSTERIOR = "prior, given other covariates", "posterior, given measurements too"
+
 
 def covariate(
     model: Model, data: Any, name: str, row: int | None = None, *, truth: Any = None, draws: int = 500, seed: int = 0,
@@ -50,9 +52,9 @@ def covariate(
         _bars(ax, before, after, truth)
     else:
         _densities(ax, np.asarray(before, float), np.asarray(after, float), truth)
-    whose = (
-        f"row {row}" if schema.instance is None else f"{schema.instance} {frame.loc[row, schema.instance]}, row {row}"
-    )
+    whose = f"row {row}"
+    if schema.instance is not None:
+        whose = f"{schema.instance} {frame[schema.instance].iloc[row]}, {whose}"
     ax.set(xlabel=schema.label(name), title=f"{name} of {whose}")
     ax.legend(frameon=False, fontsize=8)
     tidy(ax)
@@ -63,8 +65,7 @@ def _densities(ax: Axes, before: Any, after: Any, truth: Any) -> None:
     low, high = np.quantile(np.r_[before, after], [0.002, 0.998])
     room = 0.1 * (high - low) or 1.0
     grid = np.linspace(low - room, high + room, 200)
-    for drawn, colour, dash, label in ((before, GREY, "--", "prior, given other covariates"),
-                                       (after, BLUE, "-", "posterior, given measurements too")):  # fmt: skip
+    for drawn, colour, dash, label in ((before, GREY, "--", PRIOR), (after, BLUE, "-", POSTERIOR)):
         if drawn.std() == 0.0:
             ax.axvline(drawn[0], color=colour, linestyle=dash, label=label)
             continue
@@ -80,8 +81,8 @@ def _densities(ax: Axes, before: Any, after: Any, truth: Any) -> None:
 def _bars(ax: Axes, before: Any, after: Any, truth: Any) -> None:
     levels = sorted({*before.tolist(), *after.tolist(), *([] if truth is None or pd.isna(truth) else [truth])}, key=str)
     at = np.arange(len(levels))
-    for drawn, shift, colour, hatch, label in ((before, -0.2, "#c4c4c4", "///", "prior, given other covariates"),
-                                               (after, 0.2, BLUE, "", "posterior, given measurements too")):  # fmt: skip
+    laws = (before, -0.2, "#c4c4c4", "///", PRIOR), (after, 0.2, BLUE, "", POSTERIOR)
+    for drawn, shift, colour, hatch, label in laws:
         shares = [float(np.mean([value == level for value in drawn])) for level in levels]
         ax.bar(at + shift, shares, 0.4, color=colour, hatch=hatch, edgecolor="black", linewidth=0.6, label=label)
     names = [f"{level}\n(truth)" if truth is not None and level == truth else str(level) for level in levels]

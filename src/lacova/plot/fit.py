@@ -46,8 +46,9 @@ def training(model: Model | pd.DataFrame, *, terms: Sequence[str] | None = None,
     epoch = record["epoch"].to_numpy(float)
     every = max(1, len(epoch) // 8)
     for k, name in enumerate(names):
-        ax.plot(epoch, record[name], color=COLOURS[k % LEVELS], linestyle=DASHES[k % LEVELS], label=TERMS.get(name, name),
-                marker=MARKERS[k % LEVELS], markevery=(k * every // max(1, len(names)), every), markersize=4)  # fmt: skip
+        looks: dict[str, Any] = {"color": COLOURS[k % LEVELS], "linestyle": DASHES[k % LEVELS], "markersize": 4}
+        looks |= {"marker": MARKERS[k % LEVELS], "markevery": (k * every // len(names), every)}
+        ax.plot(epoch, record[name], label=TERMS.get(name, name), **looks)
     settled = record[names].to_numpy(float)[len(epoch) // 10 :]
     low, high = np.nanmin(settled), np.nanmax(settled)
     room = 0.05 * (high - low) or 1.0
@@ -78,7 +79,7 @@ def latent(
     ax = new_axes(ax, (5.6, 4.4))
     size = float(np.clip(6000 / len(points), 6, 36))
     if colour is None:
-        ax.scatter(*points.T, s=size, c=COLOURS[0], alpha=0.7, linewidths=0)
+        ax.scatter(points[:, 0], points[:, 1], s=size, c=COLOURS[0], alpha=0.7, linewidths=0)
     else:
         _coloured(ax, points, frame[colour], model, colour, size)
     ax.set(xlabel=labels[0], ylabel=labels[1])
@@ -118,20 +119,45 @@ def _coloured(ax: Axes, points: Any, values: pd.Series[Any], model: Model, name:
         for k, level in enumerate(sorted(levels, key=str)):
             at = known & (values == level).to_numpy(dtype=bool, na_value=False)
             ax.scatter(
-                *points[at].T, s=size, c=COLOURS[k], marker=MARKERS[k], alpha=0.7, linewidths=0, label=str(level)
+                points[at][:, 0],
+                points[at][:, 1],
+                s=size,
+                c=COLOURS[k],
+                marker=MARKERS[k],
+                alpha=0.7,
+                linewidths=0,
+                label=str(level),
             )
         rest = known & ~values.isin(levels).to_numpy()
         if rest.any():
-            ax.scatter(*points[rest].T, s=size / 2, c="#bbbbbb", marker="*", linewidths=0, label="others")
+            ax.scatter(
+                points[rest][:, 0],
+                points[rest][:, 1],
+                s=size / 2,
+                c="#bbbbbb",
+                marker="*",
+                linewidths=0,
+                label="others",
+            )
     else:
         numbers = values[known].astype(float)
         low, high = numbers.quantile([0.02, 0.98]) if len(numbers) else (0.0, 1.0)
         found = ax.scatter(
-            *points[known].T, s=size, c=numbers, cmap="cividis", alpha=0.85, linewidths=0, vmin=low, vmax=high
+            points[known][:, 0],
+            points[known][:, 1],
+            s=size,
+            c=numbers,
+            cmap="cividis",
+            alpha=0.85,
+            linewidths=0,
+            vmin=low,
+            vmax=high,
         )
         beyond = "both" if len(numbers) and (numbers.min() < low or numbers.max() > high) else "neither"
         figure_of(ax).colorbar(found, ax=ax, label=schema.label(name), extend=beyond)
     if not known.all():
-        ax.scatter(*points[~known].T, s=size, c=GREY, marker="x", linewidths=0.8, label="missing")
+        ax.scatter(
+            points[~known][:, 0], points[~known][:, 1], s=size, c=GREY, marker="x", linewidths=0.8, label="missing"
+        )
     if ax.get_legend_handles_labels()[0]:
         ax.legend(title=name, frameon=False, fontsize=8, loc="best", markerscale=max(1.0, 4.5 / size**0.5))

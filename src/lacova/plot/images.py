@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
 
 from lacova.plot.style import ORANGE, new_axes
 
@@ -42,8 +43,9 @@ def images(rows: Mapping[str, Any], shape: tuple[int, int], *, most: int = 8, ax
               interpolation="nearest")  # fmt: skip
     holes = np.ma.masked_where(~np.isnan(mosaic) | np.isinf(mosaic), np.ones(mosaic.shape))
     if holes.count():
-        ax.pcolor(np.arange(mosaic.shape[1] + 1), np.arange(mosaic.shape[0] + 1), holes, facecolor=ORANGE, hatch="////",
-                  edgecolor="#7a3500", linewidth=0, cmap=None)  # fmt: skip
+        edges = [np.arange(size + 1) for size in mosaic.shape]
+        paint = ListedColormap([ORANGE])
+        ax.pcolor(edges[1], edges[0], holes, cmap=paint, hatch="////", edgecolor="#7a3500", linewidth=0)
     ax.set(xlim=extent[:2], ylim=extent[2:], xticks=[], aspect="equal")
     ax.set_yticks([(k + 0.5) * (height + 1) for k in range(len(lines))], list(lines))
     ax.tick_params(axis="y", length=0)

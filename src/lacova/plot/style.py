@@ -1,4 +1,4 @@
-"""What plots share: colours, markers and line styles that differ without colour too, axes, and checks of what is asked."""
+"""What plots share: colours, markers and line styles that differ without colour too, axes, and checks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from lacova.dataframes import to_pandas
 from lacova.errors import DataError, meant
 from lacova.schema import Schema
 
-# The palette of Okabe and Ito, with a dark red in the place of its yellow, which is too light for lines; each entry has its own marker and dash.
+# The palette of Okabe and Ito, with a dark red in the place of its yellow, which is too light for lines; each entry
+# has its own marker and dash.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 3)), (0, (6, 2, 2, 2)))
@@ -22,7 +23,7 @@ GREY = "#767676"
 
 
 def new_axes(ax: Axes | None, size: tuple[float, float] = (6.4, 4.0)) -> Axes:
-    """The axes that were given, or those of a new figure that does not belong to pyplot's list unless pyplot is used."""
+    """The axes that were given, or those of a new figure of pyplot."""
     if ax is None:
         import matplotlib.pyplot as plt
 
@@ -67,7 +68,8 @@ def patient_rows(frame: pd.DataFrame, schema: Schema, patient: Any) -> pd.DataFr
     if rows.empty:
         some = ", ".join(map(repr, frame[schema.instance].unique()[:4].tolist()))
         raise DataError(f"no row has {schema.instance!r} = {patient!r}; there are {some}, ...")
-    return rows if schema.time is None else rows.sort_values(schema.time, kind="stable")
+    ordered: pd.DataFrame = rows if schema.time is None else rows.sort_values(schema.time, kind="stable")
+    return ordered
 
 
 def times(rows: pd.DataFrame, schema: Schema) -> tuple[Any, str]:

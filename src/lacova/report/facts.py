@@ -17,9 +17,13 @@ from lacova.recovery import LEVELS, Recovery
 from lacova.schema import Schema
 
 PATIENTS, MEASUREMENTS, FEW_MEASUREMENTS = 60, 40, 12  # to pick from
-POINTS, GAPS, LEAST = 1500, 40, 10  # dots in a cloud, gaps of a covariate, rows behind a figure that is no patient's
+POINTS, GAPS, LEAST = (
+    1500,
+    25,
+    10,
+)  # dots in a cloud, gaps of a covariate, patients behind a figure that is no patient's
 MAP_ROWS, MAP_COLUMNS = 120, 60
-EFFECT_ROWS, AHEAD = 400, 8
+EFFECT_ROWS, AHEAD, FAN_DRAWS = 400, 8, 200
 Facts = dict[str, Any]
 
 
@@ -37,6 +41,11 @@ def rounded(values: Any) -> list[float | None]:
     """Four significant digits; JSON has no NaN."""
     found = np.asarray(values, float).ravel()
     return [None if not np.isfinite(v) else float(f"{v:.4g}") for v in found]
+
+
+def plain(value: float) -> str:
+    """Four significant digits without powers of ten, as far as that can be read."""
+    return f"{value:,.0f}" if 10_000 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def sample_units(frame: pd.DataFrame, schema: Schema, most: int, seed: int) -> pd.DataFrame:
@@ -73,24 +82,31 @@ def columns(frame: pd.DataFrame, schema: Schema, wish: Wish) -> list[Facts]:
         found.append({
             "name": name, "role": role, "kind": kind, "unit": schema.units.get(name, ""),
             "missing": float(frame[name].isna().mean()), "n": len(values),
-            "summary": _summary(values, name in schema.categories, wish.patients),
+            "summary": _summary(values, name in schema.categories, None if wish.patients else _owners(frame, schema)),
         })  # fmt: skip
     return found
 
 
-def _summary(values: pd.Series[Any], category: bool, patients: bool) -> str:
+def _owners(frame: pd.DataFrame, schema: Schema) -> pd.Series[Any]:
+    """Whose each row is; every row is its own where there are no patients."""
+    return pd.Series(np.arange(len(frame)), frame.index) if schema.instance is None else frame[schema.instance]
+
+
+def _summary(values: pd.Series[Any], category: bool, owners: pd.Series[Any] | None) -> str:
+    """In words; with owners, only what rests on several of them, and no extremes, which are somebody's own."""
     if len(values) == 0:
         return "no value"
     if category:
-        shares = values.value_counts(normalize=True)
         counts = values.value_counts()
-        named = [(level, share) for level, share in shares.items() if patients or counts[level] >= LEAST][:4]
-        return ", ".join(f"{level} {share:.0%}" for level, share in named) + (
-            ", ..." if len(shares) > len(named) else ""
-        )
+        whose: Any = None if owners is None else owners[values.index].groupby(values.astype(object)).nunique()
+        named = [(level, n) for level, n in counts.items() if whose is None or whose[level] >= LEAST][:4]
+        text = ", ".join(f"{level} {n / len(values):.0%}" for level, n in named)
+        return text + (", ..." if len(counts) > len(named) else "")
     numbers = values.astype(float)
-    text = f"mean {numbers.mean():.4g}, sd {numbers.std():.4g}" if len(numbers) >= LEAST or patients else "few values"
-    return f"{text}, from {numbers.min():.4g} to {numbers.max():.4g}" if patients else text
+    text = f"mean {plain(numbers.mean())}, sd {plain(numbers.std())}"
+    if owners is None:
+        return f"{text}, from {plain(numbers.min())} to {plain(numbers.max())}"
+    return text if owners[values.index].nunique() >= LEAST else "few values"
 
 
 def gap_map(frame: pd.DataFrame, schema: Schema, wish: Wish) -> Facts | None:
@@ -99,7 +115,8 @@ def gap_map(frame: pd.DataFrame, schema: Schema, wish: Wish) -> Facts | None:
     order = [name for name in (schema.instance, schema.time) if name is not None]
     ordered = frame.sort_values(order, kind="stable") if order else frame
     missing = ordered[names].isna().to_numpy(float)
-    groups, labels, axis = np.arange(len(ordered)), [], "rows"
+    groups: Any = np.arange(len(ordered))
+    labels, axis = [], "rows"
     if wish.patients:
         count = min(MAP_ROWS, len(ordered))
         groups = np.arange(len(ordered)) * count // len(ordered)
@@ -192,7 +209,8 @@ def patients(model: Model, frame: pd.DataFrame, shown: list[str], wish: Wish) ->
                                   "upper": [upper[k] for k in np.flatnonzero(gap)]})  # fmt: skip
         people.append(one)
     return {
-        "people": people, "measurements": [schema.label(name) for name in shown], "of": int(frame[schema.instance].nunique()),
+        "people": people, "of": int(frame[schema.instance].nunique()),
+        "measurements": [schema.label(name) for name in shown],
         "axis": "visit" if schema.time is None else schema.label(schema.time), "instance": schema.instance,
     }  # fmt: skip
 
@@ -210,8 +228,9 @@ def _fans(model: Model, rows: pd.DataFrame, frame: pd.DataFrame, shown: list[str
     if span <= 0.0 or not ahead:
         return {}
     future = pd.concat(ahead, ignore_index=True)
-    drawn = model.sample(future, rows, draws=wish.draws, seed=wish.seed)[shown].to_numpy(float)
-    drawn = drawn.reshape(wish.draws, len(future), len(shown))
+    draws = max(FAN_DRAWS, wish.draws)
+    table = model.sample(future, rows, draws=draws, seed=wish.seed)[shown]
+    drawn = table.to_numpy(float).reshape(draws, len(future), len(shown))
     ends = np.quantile(drawn, [0.05, 0.25, 0.75, 0.95], axis=0)
     found = {}
     for k in range(0, len(future), AHEAD):
@@ -247,8 +266,8 @@ def covariates(model: Model, frame: pd.DataFrame, wish: Wish) -> list[Facts]:
         if wish.patients:
             owner = range(1, len(rows) + 1) if schema.instance is None else rows[schema.instance]
             who = [str(label) for label in np.asarray(owner, dtype=object)[at]][:GAPS]
-            entry["gaps"] = [{"who": w, "prior": p, "posterior": q}
-                             for w, p, q in zip(who, entry.pop("prior"), entry.pop("posterior"), strict=False)]  # fmt: skip
+            each = zip(who, entry.pop("prior"), entry.pop("posterior"), strict=False)
+            entry["gaps"] = [{"who": w, "prior": p, "posterior": q} for w, p, q in each]
         else:
             del entry["prior"], entry["posterior"]
         found.append(entry)
@@ -297,7 +316,8 @@ def _lines(
     of_patients, along, group = parts(model, component)
     if of_patients and not wish.patients:
         return None
-    schema, least = model.schema, 5 if wish.patients else LEAST
+    schema, owners = model.schema, _owners(rows, model.schema)
+    least = 5 if wish.patients else LEAST * -(-len(rows) // owners.nunique())
     own = found.rows[found.rows["component"] == component]
     values = [own.loc[own["measurement"] == name, ["mean", "lower", "upper"]].reset_index(drop=True) for name in shown]
     if of_patients:
@@ -310,7 +330,9 @@ def _lines(
               for level in levels]  # fmt: skip
     if along is None:
         kept = [
-            (level, at) for level, at in zip(levels, chosen, strict=True) if at.sum() >= (1 if wish.patients else LEAST)
+            (level, at)
+            for level, at in zip(levels, chosen, strict=True)
+            if owners[at].nunique() >= (1 if wish.patients else LEAST)
         ]
         table = [pd.DataFrame([ends[at].mean() for _, at in kept], columns=list(ends)) for ends in values]
         return {"kind": "levels", "axis": group, "levels": [str(level) for level, _ in kept],

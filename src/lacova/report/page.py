@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from html import escape
 from importlib import resources
 from typing import Any
@@ -20,10 +21,9 @@ from lacova.recovery import Recovery
 
 WORDS = {
     GPPriorVAE: (
-        "Each visit has latent coordinates z. Each coordinate is a sum of smooth functions of the covariates, drawn from "
-        "Gaussian processes; a network turns z into the measurements, and noise is added. Functions that belong to a "
-        "patient let visits of the same patient be alike.",
-        ("z_l = Σ_r f_r,l(x) + ε", "f_r,l ~ GP(0, k_r)", "y ~ p(y | decoder(z) + level of the patient)",
+        "Each visit has latent coordinates z. Each coordinate is a sum of smooth functions of the covariates, drawn "
+        "from Gaussian processes; a network turns z into the measurements, and noise is added.",
+        ("z_l = Σ_r f_r,l(x) + ε", "f_r,l ~ GP(0, k_r)", "y ~ p(y | decoder(z))",
          "q(z | y_o, x_o) q(x_u | y_o, x_o)"),
     ),
     CVAE: (
@@ -37,6 +37,7 @@ OTHER = (
     "integrated out.",
     ("z ~ p(z)", "y ~ p(y | decoder(z))", "q(z | y_o)"),
 )
+SUBSCRIPT = re.compile(r"_(\w(?:,\w)?)")  # of the symbols above, which come from no data
 CHARTS = ("training", "gaps", "calibration", "patients", "covariates", "effects", "latent")
 
 
@@ -67,7 +68,7 @@ def render(content: dict[str, Any]) -> str:
         f'<section id="{key}" aria-labelledby="h-{key}"><h2 id="h-{key}">{escape(title)}</h2>{html}</section>\n'
         for key, title, html in sections
     )
-    data = {key: content[key] for key in CHARTS if content.get(key)}
+    data = {key: content[key] for key in CHARTS if content.get(key) and f'data-chart="{key}"' in body}
     return (
         '<!DOCTYPE html>\n<html lang="en-GB">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
@@ -77,9 +78,10 @@ def render(content: dict[str, Any]) -> str:
         f'<a class="skip" href="#main">Skip to the content</a>\n<header><h1>{escape(content["title"])}</h1>'
         f"<p>{escape(content.get('size', 'No data were given: the model alone is described.'))}</p>"
         f'<nav aria-label="Sections"><ul>{links}</ul></nav></header>\n<main id="main">\n'
-        f"<noscript><p>The pictures of this page are drawn by its own script; without it, the tables remain.</p></noscript>\n"
+        "<noscript><p>The pictures of this page are drawn by its script; without it, tables remain.</p></noscript>\n"
         f"{body}</main>\n"
-        f'<script type="application/json" id="facts">{embedded(data)}</script>\n<script>{script}</script>\n</body>\n</html>\n'
+        f'<script type="application/json" id="facts">{embedded(data)}</script>\n'
+        f"<script>{script}</script>\n</body>\n</html>\n"
     )
 
 
@@ -141,18 +143,20 @@ def _data(content: dict[str, Any]) -> str:
     if len(columns) > 80:
         table = f"<details><summary>All columns</summary>{table}</details>"
     note = "" if content["wish"].patients else _paragraph("Values of single patients are left out of this report.")
-    return f"{_paragraph(content['size'] + '.')}{note}{_chart('gaps') if content.get('gaps') else ''}{table}"
+    return f"{note}{_chart('gaps') if content.get('gaps') else ''}{table}"
 
 
 def _model(model: Model) -> str:
     words, symbols = next((text for kind, text in WORDS.items() if isinstance(model, kind)), OTHER)
+    if model.schema.instance is not None and isinstance(model, GPPriorVAE):
+        words += " Functions and levels that belong to a patient let visits of the same patient be alike."
     if model.schema.covariates:
         words += (
-            " Missing covariates have a prior of their own and are inferred together with z; the uncertainty about them is "
-            "carried into every answer." if model.covariates in ("joint", "factorised", "paper")
+            " Missing covariates have a prior of their own and are inferred together with z; the uncertainty about "
+            "them is carried into every answer." if model.covariates in ("joint", "factorised", "paper")
             else f" Missing covariates were filled in once before training ({model.covariates})."
         )  # fmt: skip
-    lines = "".join(f"<li><code>{escape(line)}</code></li>" for line in symbols)
+    lines = "".join("<li>" + SUBSCRIPT.sub(r"<sub>\1</sub>", escape(line)) + "</li>" for line in symbols)
     return f'{_paragraph(words)}<ul class="symbols">{lines}</ul>{_facts(model.facts())}'
 
 
@@ -162,8 +166,8 @@ def _training(content: dict[str, Any]) -> str:
         return _paragraph("There is no record of training in this model.")
     last = [[term["label"], _number(term["values"][0]), _number(term["values"][-1])] for term in record["terms"]]
     return (
-        _paragraph(f"{record['epochs']} epochs. The bound should rise and level off; that of validation rows should not "
-                   "fall away from that of training rows.")
+        _paragraph(f"{record['epochs']} epochs. The bound should rise and level off; that of validation rows should "
+                   "not fall away from that of training rows.")
         + _chart("training", "Curves")
         + _table(["term, per row", "first epoch", "last epoch"], last, "Terms of the bound")
     )  # fmt: skip
@@ -174,12 +178,13 @@ def _quality(content: dict[str, Any]) -> str:
     if recovery is None:
         return _paragraph("No data were given, so that nothing could be hidden and compared. Add --data.")
     where = "rows that were held out of training" if content["held_out"] else (
-        "the rows of the data given; if the model was fitted to these, it saw the hidden values in training, and rows held "
-        "out (--held-out) would be a harder test"
+        "the rows of the data given; if the model was fitted to these, it saw the hidden values in training, and rows "
+        "held out (--held-out) would be a harder test"
     )  # fmt: skip
     about = (
-        f"{recovery.share:.0%} of the observed entries were hidden at random (seed {recovery.seed}), imputed, and compared "
-        f"with what they were: {len(recovery.numbers):,} numbers and {len(recovery.categories):,} categories, in {where}."
+        f"{recovery.share:.0%} of the observed entries were hidden at random (seed {recovery.seed}), imputed, and "
+        f"compared with what they were: {len(recovery.numbers):,} numbers and {len(recovery.categories):,} categories, "
+        f"in {where}."
     )
     summary = recovery.summary()
     lines = [
@@ -189,7 +194,10 @@ def _quality(content: dict[str, Any]) -> str:
     ]  # fmt: skip
     head = ["column", "hidden", "RMSE", "sd of the truth", "inside 50%", "inside 90%", "inside 95%", "right level",
             "by the most frequent level"]  # fmt: skip
-    table = _table(head, lines[:100], "Imputed against true values. An RMSE well below the sd is what the model gains.")
+    first = "" if len(lines) <= 100 else f"The first 100 of {len(lines)} columns. "
+    table = _table(
+        head, lines[:100], f"{first}Imputed against true values. An RMSE well below the sd is what the model gains."
+    )
     chart = _chart("calibration", "Column") if content["calibration"]["columns"] else ""
     return _paragraph(about) + chart + table
 
@@ -207,7 +215,7 @@ def _patients(content: dict[str, Any]) -> str:
         f"All {found['of']} patients"
     )  # fmt: skip
     ahead = (
-        " Behind the last visit, the forecast takes all other covariates as they were there."
+        " After the last visit, the forecast takes all other covariates as they were there."
         if model.schema.time
         else ""
     )

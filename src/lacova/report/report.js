@@ -69,9 +69,8 @@
     ? { fill: "none", stroke: colour(k), "stroke-width": 1.6 }
     : { fill: hollow ? "var(--paper)" : colour(k), stroke: colour(k), "stroke-width": 1.4 };
 
-  // One panel: axes and layers of bands, lines, points, bars. Returns nothing; the picture replaces what was there.
-  const panel = (parent, spec) => {
-    const box = element("div", parent, null, "panel");
+  // One panel: axes and layers of bands, lines, points, bars. All boxes are there before the first is measured.
+  const panel = (box, spec) => {
     if (spec.title) element("h3", box, spec.title);
     const wide = Math.max(280, Math.min(box.clientWidth || 640, 900));
     const tall = spec.height || Math.round(Math.max(230, Math.min(360, wide * 0.55)));
@@ -120,7 +119,7 @@
             const a = across ? [X(layer.lower[i]), Y(layer.y[i]), X(layer.upper[i]), Y(layer.y[i])] : [X(x), Y(layer.lower[i]), X(x), Y(layer.upper[i])];
             make("line", { x1: a[0], y1: a[1], x2: a[2], y2: a[3], stroke: colour(k), "stroke-width": layer.thick || 1.6, "stroke-dasharray": DASHES[layer.dash || 0] }, group);
           }
-          const shade = layer.fills ? { fill: layer.fills[i], stroke: "var(--soft)", "stroke-width": 0.3 } : filled(layer.shape || "circle", k, layer.hollow);
+          const shade = layer.fills ? { fill: layer.fills[i], stroke: "var(--soft)", "stroke-width": 0.3 } : { ...filled(layer.shape || "circle", k, layer.hollow), ...(layer.thin ? { "stroke-width": 0.8 } : {}) };
           marker(layer.shape || "circle", X(x), Y(layer.y[i]), layer.size || 4, { ...shade, "fill-opacity": layer.opacity || 1 }, group);
           if (layer.tips) hover(group, layer.tips[i]);
         });
@@ -160,6 +159,11 @@
     }
   };
 
+  const panels = (canvas, ...specs) => {
+    const boxes = specs.map(() => element("div", canvas, null, "panel"));
+    specs.forEach((spec, k) => panel(boxes[k], spec));
+  };
+
   const pick = (chart, what, names, start = 0) => {
     const select = chart.querySelector(`select[data-pick="${what}"]`);
     names.forEach((name, k) => { element("option", select, name).value = String(k); });
@@ -178,7 +182,7 @@
         const k = Number(select.value);
         const shown = k === 0 ? bounds : k === 1 ? terms : [terms[k - 2]];
         const late = shown.flatMap((t) => t.values.slice(Math.floor(t.values.length / 10)));
-        panel(canvas, {
+        panels(canvas, {
           alt: `Training curves: ${shown.map((t) => `${t.label} from ${show(t.values[0])} to ${show(t.values[t.values.length - 1])}`).join("; ")}, over ${data.epochs} epochs`,
           x: { label: "epoch", range: range(data.epoch, 0.01) }, y: { label: "nats per row", range: range(late) },
           layers: shown.map((t, i) => ({ type: "line", x: data.epoch, y: t.values, colour: i, dash: i, name: t.label })),
@@ -190,7 +194,7 @@
       return () => {
         const box = element("div", canvas, null, "panel");
         const wide = Math.max(280, Math.min(box.clientWidth || 640, 900));
-        const few = data.columns.length <= 40, top = 18, left = data.rows.length <= 30 ? 112 : 16, bottom = few ? 92 : 24;
+        const few = data.columns.length <= 40, top = 18, left = data.rows.length <= 30 ? 112 : 16, bottom = few ? 14 + 7 * Math.min(13, Math.max(...data.columns.map((n) => n.length))) : 24;
         const cell = (wide - left - 4) / data.columns.length, high = Math.max(2.4, Math.min(16, 320 / data.rows.length));
         const tall = top + bottom + high * data.rows.length;
         const cut = data.roles.filter((r) => r === "measurement").length;
@@ -224,7 +228,7 @@
         const c = data.columns[Number(select.value)];
         const grid = Array.from({ length: 41 }, (_, k) => k / 40);
         const chance = grid.map((p) => 1.96 * Math.sqrt((p * (1 - p)) / c.n));
-        panel(canvas, {
+        const specs = [{
           title: "Coverage against nominal level",
           alt: `Calibration of ${c.name}: ${data.nominal.map((p, i) => `${Math.round(100 * p)}% intervals hold ${Math.round(100 * c.coverage[i])}%`).join(", ")}`,
           x: { label: "nominal level", range: [0, 1] }, y: { label: "share of hidden values inside", range: [0, 1] },
@@ -235,9 +239,9 @@
             { type: "points", x: data.nominal, y: c.coverage, colour: 0, tips: data.nominal.map((p, i) => `nominal ${Math.round(100 * p)}%, found ${Math.round(1000 * c.coverage[i]) / 10}%`) },
           ],
           table: { head: ["nominal", "found"], lines: columns([data.nominal, c.coverage]) },
-        });
+        }];
         const expected = c.n / 10, spread = 1.96 * Math.sqrt(expected * 0.9);
-        panel(canvas, {
+        specs.push({
           title: "Where true values fall among the draws",
           alt: `Histogram of the share of draws below the truth, ${c.name}: ${c.pit.join(", ")}; ${show(expected)} expected in each of ten bins`,
           x: { label: "share of draws below the true value", range: [0, 1] }, y: { label: "hidden values", range: [0, Math.max(...c.pit, expected + spread) * 1.1] },
@@ -249,7 +253,7 @@
         });
         if (c.scatter) {
           const [truth, mean, lower, upper] = c.scatter, both = range([...truth, ...mean], 0.05);
-          panel(canvas, {
+          specs.push({
             title: "Imputed against true values", alt: `Imputed against true values of ${c.name}, ${truth.length} hidden entries`,
             x: { label: `true ${c.label}`, range: both }, y: { label: `imputed ${c.label}`, range: both },
             layers: [
@@ -259,6 +263,7 @@
             table: { head: ["true", "imputed", "lower", "upper"], lines: columns(c.scatter) },
           });
         }
+        panels(canvas, ...specs);
       };
     },
     patients(chart, canvas, data) {
@@ -283,7 +288,7 @@
         layers.push({ type: "line", x: p.at, y: v.mean, grey: true, width: 1 });
         layers.push({ type: "points", x: at(seen), y: value(seen), colour: 0, name: "observed", tips: seen.map((k) => `observed at ${show(p.at[k])}: ${show(v.mean[k])}`) });
         if (v.gap.length) layers.push({ type: "points", x: at(v.gap), y: value(v.gap), lower: v.lower, upper: v.upper, colour: 3, shape: "square", hollow: true, name: "imputed, 90% interval", tips: v.gap.map((k, i) => `imputed at ${show(p.at[k])}: ${show(v.mean[k])} (${show(v.lower[i])} to ${show(v.upper[i])})`) });
-        panel(canvas, {
+        panels(canvas, {
           alt: `${label} of ${data.instance} ${p.id}: ${seen.length} observed, ${v.gap.length} imputed values${p.fan ? ", and a forecast" : ""}`,
           x: { label: data.axis, range: range(times, 0.03) }, y: { label, range: range(all) }, layers,
           table: { head: [data.axis, label, "what"], lines },
@@ -299,7 +304,7 @@
         if (c.kind === "continuous") {
           const part = (key, i) => c.gaps.map((g) => g[key][i]);
           const laws = [["prior", "before: prior", 6, 3, "bar", -0.17], ["posterior", "after: posterior", 0, 0, "circle", 0.17]];
-          panel(canvas, {
+          panels(canvas, {
             height: tall, left: 90, alt: `${c.name}: prior and posterior means and 90% intervals of ${names.length} gaps`,
             x: { label: c.label, range: range(["prior", "posterior"].flatMap((k) => [...part(k, 0), ...part(k, 1)])) }, y,
             layers: laws.map(([key, name, k, dash, shape, shift]) => ({
@@ -310,8 +315,8 @@
           });
           return;
         }
-        c.levels.slice(0, 6).forEach((level, l) => {
-          panel(canvas, {
+        const levels = c.levels.length === 2 ? [[c.levels[1], 1]] : c.levels.slice(0, 6).map((level, l) => [level, l]);
+        panels(canvas, ...levels.map(([level, l]) => ({
             title: `probability of ${c.name} = ${level}`, height: tall, left: 90, alt: `Probability that ${c.name} is ${level}, before and after, of ${names.length} gaps`,
             x: { label: "probability", range: [-0.02, 1.02] }, y,
             layers: [
@@ -319,8 +324,7 @@
               { type: "points", x: c.gaps.map((g) => g.posterior[l]), y: rows, colour: 0, name: "after: posterior", tips: c.gaps.map((g) => `${g.who}, after: ${show(g.posterior[l])}`) },
             ],
             table: { head: ["whose", "before", "after"], lines: c.gaps.map((g) => [g.who, g.prior[l], g.posterior[l]]) },
-          });
-        });
+        })));
       };
     },
     effects(chart, canvas, data) {
@@ -342,7 +346,7 @@
         const all = lines.flatMap((l) => [...l.lower, ...l.upper]), at = lines.flatMap((l) => l.at);
         const across = c.levels ? [-0.5, c.levels.length - 0.5] : range(at, 0.02);
         layers.unshift({ type: "line", x: across, y: [0, 0], grey: true, width: 1 });
-        panel(canvas, {
+        panels(canvas, {
           alt: `Effect of ${name} on ${data.measurements[d]}, from ${show(Math.min(...lines.flatMap((l) => l.mean)))} to ${show(Math.max(...lines.flatMap((l) => l.mean)))}`,
           x: { label: c.axis, range: across, names: c.levels }, y: { label: `effect on ${data.measurements[d]}`, range: range([...all, 0]) }, layers,
           table: { head: ["line", c.axis, "mean", "lower", "upper"], lines: lines.flatMap((l) => l.at.map((t, i) => [l.name, c.levels ? c.levels[i] : t, l.mean[i], l.lower[i], l.upper[i]])) },
@@ -360,7 +364,7 @@
       return () => {
         const c = data.colours[Number(select.value)], layers = [];
         const who = (k) => (data.who ? `${data.who[k]}: ` : "");
-        const take = (list, more) => layers.push({ type: "points", x: list.map((k) => data.x[k]), y: list.map((k) => data.y[k]), size: 3.2, opacity: 0.85, tips: list.map((k) => `${who(k)}${c.name} ${c.values[k] === null ? "missing" : c.levels ? c.levels[c.values[k]] : show(c.values[k])}`), ...more });
+        const take = (list, more) => layers.push({ type: "points", x: list.map((k) => data.x[k]), y: list.map((k) => data.y[k]), size: 2.6, opacity: 0.7, thin: true, tips: list.map((k) => `${who(k)}${c.name} ${c.values[k] === null ? "missing" : c.levels ? c.levels[c.values[k]] : show(c.values[k])}`), ...more });
         const index = data.x.map((_, k) => k);
         if (c.levels) c.levels.forEach((level, l) => take(index.filter((k) => c.values[k] === l), { colour: l, shape: SHAPES[l], name: level }));
         else {
@@ -371,7 +375,7 @@
         }
         const lost = index.filter((k) => c.values[k] === null);
         if (lost.length) take(lost, { colour: 6, shape: "cross", size: 2.5, name: "missing" });
-        panel(canvas, {
+        panels(canvas, {
           alt: `Latent space of ${data.rows} rows, coloured by ${c.name}`, height: 380,
           x: { label: data.labels[0], range: range(data.x) }, y: { label: data.labels[1], range: range(data.y) }, layers,
         });

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
 from lacova.models import Model
-from lacova.recovery import Recovery
+from lacova.recovery import LEVELS, Recovery
 from lacova.report.facts import Facts
 
 EMPTY, FEW_VALUES, FEW_UNITS = 0.9, 20, 30
 TOLERANCE = 0.04  # of coverage, beyond what chance explains
+NINETY = LEVELS.index(0.9)
 
 
 def warnings(model: Model, frame: pd.DataFrame | None, columns: list[Facts], recovery: Recovery | None) -> list[str]:
@@ -37,7 +40,7 @@ def nearly_empty(columns: list[Facts]) -> list[str]:
 
 
 def not_converged(model: Model) -> list[str]:
-    """Whether the bound was still rising when training ended: its best epoch is among the last, or its trend goes up."""
+    """Whether the bound was still rising when training ended: by its best epoch, or by its trend."""
     record = model.training
     if record is None or len(record) < 5:
         return ["Training was very short, or there is no record of it: whether it had converged cannot be said."]
@@ -63,7 +66,15 @@ def not_converged(model: Model) -> list[str]:
 def poor_calibration(recovery: Recovery) -> list[str]:
     """Columns whose 90% intervals hold clearly fewer or more of the hidden values."""
     narrow, wide = [], []
-    for line in recovery.summary().dropna(subset=["coverage90"]).to_dict("records"):
+    whole: Facts = {
+        "column": "all together",
+        "n": len(recovery.numbers),
+        "coverage90": recovery.coverage()["found"][NINETY],
+    }
+    each: list[Any] = recovery.summary().dropna(subset=["coverage90"]).to_dict("records")
+    for line in [whole, *each]:
+        if line["n"] < FEW_VALUES:
+            continue
         chance = 2.6 * np.sqrt(0.9 * 0.1 / line["n"])
         text = f"{line['column']} ({line['coverage90']:.0%} of {line['n']})"
         if line["coverage90"] < 0.9 - TOLERANCE - chance:

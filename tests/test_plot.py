@@ -13,6 +13,7 @@ from matplotlib.collections import PathCollection, PolyCollection
 from matplotlib.container import BarContainer, ErrorbarContainer
 
 from lacova import plot
+from lacova.plot.effects import binned
 from lacova.plot.style import COLOURS, DASHES, MARKERS
 from lacova.recovery import LEVELS, recover
 from lacova.schema import DataError
@@ -178,6 +179,13 @@ def test_effects_along_a_covariate_by_level_and_by_patient(model, table, effects
     assert (np.diff(means) >= 0).all()
     crossed = plot.effects(model, table, "cat(id)", "ast", by="day", found=effects)
     assert crossed.get_xlabel() == "day (days)"
+
+
+def test_rows_with_equal_values_share_a_group():
+    along = np.array([0.0] * 30 + [1.0] * 3 + [2.0] * 30 + [3.0] * 2)
+    line = binned(pd.DataFrame({"mean": along, "lower": along, "upper": along}), along, bins=10, least=5)
+    assert line["n"].tolist() == [30, 35]  # three and two rows alone would be too few
+    np.testing.assert_allclose(line["at"], line["mean"])
 
 
 def test_effects_of_500_patients_are_a_band(model):

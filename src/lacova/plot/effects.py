@@ -83,13 +83,19 @@ def parts(model: GPPriorVAE, component: str) -> tuple[bool, str | None, str | No
 
 
 def binned(ends: pd.DataFrame, along: Any, bins: int = BINS, least: int = LEAST_ROWS) -> pd.DataFrame:
-    """Means over rows with like values: at most so many groups of equal size, of so many rows each at least."""
+    """Means over rows with like values, equal ones together: at most so many groups, of so many rows each at least."""
     order = np.argsort(along, kind="stable")
-    count = max(1, min(bins, len(order) // least))
+    wanted = max(least, len(order) / bins)
+    groups: list[list[int]] = [[]]
+    for before, row in zip([None, *order[:-1]], order, strict=True):
+        if len(groups[-1]) >= wanted and along[before] != along[row]:
+            groups.append([])
+        groups[-1].append(int(row))
+    if len(groups) > 1 and len(groups[-1]) < least:
+        groups[-2] += groups.pop()
     return pd.DataFrame(
-        [{"at": float(along[part].mean()), **ends.iloc[part].mean().to_dict(), "n": len(part)}
-         for part in np.array_split(order, count) if len(part)]
-    )  # fmt: skip
+        [{"at": float(along[part].mean()), **ends.iloc[part].mean().to_dict(), "n": len(part)} for part in groups]
+    )
 
 
 def _along(

@@ -300,7 +300,7 @@ def effects(model: Model, frame: pd.DataFrame, shown: list[str], wish: Wish) -> 
     schema = model.schema
     visits = 1.0 if schema.instance is None else len(frame) / frame[schema.instance].nunique()
     rows = sample_units(frame, schema, max(5, round(EFFECT_ROWS / visits)), wish.seed).reset_index(drop=True)
-    found = model.effects(rows, draws=max(10, wish.draws // 5), interval=wish.interval, seed=wish.seed)
+    found = model.effects(rows, draws=max(10, wish.draws // 3), interval=wish.interval, seed=wish.seed)
     shares = found.shares.set_index("component")[shown]
     names = found.rows["component"].unique().tolist()
     lines = {name: drawn for name in names if (drawn := _lines(model, rows, found, name, shown, wish)) is not None}
@@ -317,7 +317,7 @@ def _lines(
     if of_patients and not wish.patients:
         return None
     schema, owners = model.schema, _owners(rows, model.schema)
-    least = 5 if wish.patients else LEAST * -(-len(rows) // owners.nunique())
+    least = LEAST if wish.patients else LEAST * -(-len(rows) // owners.nunique())
     own = found.rows[found.rows["component"] == component]
     values = [own.loc[own["measurement"] == name, ["mean", "lower", "upper"]].reset_index(drop=True) for name in shown]
     if of_patients:
@@ -344,7 +344,7 @@ def _lines(
         for level, mask in zip(levels, chosen, strict=True):
             use = mask & ~np.isnan(at)
             if use.sum() >= least:
-                line = binned(ends[use], at[use], least=least)
+                line = binned(ends[use], at[use], 12, least)
                 bands.append(_band("" if level is None else f"{group} {level}", line["at"], line))
         drawn.append(bands)
     return {"kind": "lines", "axis": schema.label(along), "measurements": drawn}

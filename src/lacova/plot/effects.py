@@ -92,7 +92,8 @@ def binned(ends: pd.DataFrame, along: Any, bins: int = BINS, least: int = LEAST_
             groups.append([])
         groups[-1].append(int(row))
     if len(groups) > 1 and len(groups[-1]) < least:
-        groups[-2] += groups.pop()
+        few = groups.pop()
+        groups[-1] += few
     return pd.DataFrame(
         [{"at": float(along[part].mean()), **ends.iloc[part].mean().to_dict(), "n": len(part)} for part in groups]
     )

@@ -97,6 +97,20 @@ ORDER = [
     "",  # lacova itself
     "sklearn",
     "datasets*",  # may import from one another
+    "recovery",
+    "plot.style",
+    "plot.calibration",
+    "plot.covariates",
+    "plot.effects",
+    "plot.fit",
+    "plot.gaps",
+    "plot.images",
+    "plot.patients",
+    "plot",
+    "report.facts",
+    "report.warnings",
+    "report.page",
+    "report",
     "demo",
     "cli.common",
     "cli.preparing",
@@ -104,6 +118,7 @@ ORDER = [
     "cli.answering",
     "cli.studying",
     "cli.comparing",
+    "cli.reporting",
     "cli",
     "__main__",
 ]

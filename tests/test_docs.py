@@ -107,7 +107,16 @@ def visits(folder: Path) -> None:
 
 def test_no_page_has_a_kind_of_snippet_that_is_not_run():
     run = {"python", "sh", "text", "toml"}  # text is output, and TOML is read by the tests of the schema
-    shell = {"README.md", "pbc.md", "sdtm.md", "interruption.md", "scaling.md", "reproduction.md", TUTORIAL.name}
+    shell = {
+        "README.md",
+        "pbc.md",
+        "sdtm.md",
+        "interruption.md",
+        "scaling.md",
+        "reproduction.md",
+        "report.md",
+        TUTORIAL.name,
+    }
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]:
         kinds = set(re.findall(r"^```(\S+)$", path.read_text(encoding="utf-8"), flags=re.M))
         assert kinds <= run, path.name
@@ -168,6 +177,17 @@ def test_the_shell_of_the_page_on_interruption(tmp_path):
     first, resumed = shell_of("interruption.md")[0].strip().split("\n")
     in_bash([f"timeout --signal KILL 3 {first.split('#')[0]} --epochs 100000 || true", resumed], tmp_path)
     assert (tmp_path / "run").is_dir()
+
+
+def test_the_shell_of_the_page_on_the_report(tmp_path, monkeypatch):
+    visits(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for line in shell_of("report.md")[0].strip().split("\n"):
+        command, *words = shlex.split(line)
+        assert command == "lacova"
+        assert main([*words, *({"fit": ["--epochs", "1"], "report": ["--draws", "10"]}[words[0]])]) == 0
+    assert "Left out, as asked" in (tmp_path / "summary.html").read_text(encoding="utf-8")
+    assert "Left out, as asked" not in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("block", range(3))

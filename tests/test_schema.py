@@ -286,3 +286,20 @@ def test_kinds_that_make_no_sense_are_refused(arguments, message):
     with pytest.raises(SchemaError) as caught:
         Schema(["y"], AGE, **arguments)
     assert message in str(caught.value)
+
+
+def test_units_are_shown_kept_and_checked():
+    schema = Schema(["alt", "ast"], {"age": "continuous", "sex": "categorical"}, units={"age": "years", "alt": "U/L"})
+    assert schema.label("alt") == "alt (U/L)"
+    assert schema.label("ast") == "ast"
+    assert Schema.from_toml(schema.to_toml()) == schema
+    assert str(schema).split("\n")[0].split() == ["column", "role", "kind", "static", "bounds", "integer", "unit"]
+    assert str(schema).split("\n")[1].endswith("years")
+    assert "units={'age': 'years'" in repr(schema)
+    assert "unit" not in str(Schema(["alt"], {"age": "continuous"}))
+    with pytest.raises(SchemaError, match=r"the unit of 'alt' is 3; expected text"):
+        Schema(["alt"], {"age": "continuous"}, units={"alt": 3})
+    with pytest.raises(SchemaError, match=r"units names 'sex', which is neither"):
+        Schema(["alt"], {"sex": "categorical"}, units={"sex": "m"})
+    with pytest.raises(SchemaError, match=r"units must map columns to text"):
+        Schema(["alt"], {"age": "continuous"}, units="mg")

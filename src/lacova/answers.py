@@ -144,6 +144,27 @@ class Answering:
             return weighted_draws(vae, table, count, self._noise(seed), alone, resample)
         return imputation_draws(vae, table, count, self._noise(seed), self._trained, alone)
 
+    @torch.no_grad()
+    def prior_covariates(self, data: Frame, *, draws: int = MEAN_DRAWS, seed: int = 0) -> Frame:
+        """Draws of missing covariates from p(x_u | x_o), before any measurement is looked at.
+
+        Returns `draws` tables of the covariates one below the other, numbered in a column `draw`, as those of
+        `impute(draws=...)`: set beside each other, they show what the measurements say of the gaps.
+        """
+        codec, vae = self._fitted()
+        if self._fill is not None:
+            raise ValueError(f"this {type(self).__name__} fills gaps in covariates once; it has no prior of them.")
+        frame, origin = to_pandas(whole(data, "prior_covariates"), self.schema.columns)
+        table, noise = self._encode(frame), self._noise(seed)
+        y = torch.zeros(1, *table.y.shape)
+        drawn = (
+            Draws(rows, y[:, rows], y[:, rows], torch.ones(y.shape[-1]), x)
+            for rows, batch in chunks(table, draws)
+            for x in [vae.covariate_prior.draw(batch, draws, noise).cpu()]
+        )
+        found = completed_draws(frame, codec, drawn, table, whole_number(draws))
+        return origin.table(found[["draw", *self._given]])
+
     def _weighs(self, vae: ConditionalVAE) -> bool:
         """Whether imputation weighs draws: as training did, unless z of a row depends on that of others."""
         return vae.prior.independent and (self._options.importance > 1 or vae.missingness is not None)

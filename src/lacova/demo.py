@@ -10,6 +10,7 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from lacova import report
 from lacova.datasets import mask_at_random, rotated_digits
 from lacova.datasets.digits import PIXELS, SIDE
 from lacova.models import Covariates, GPPriorVAE
@@ -34,7 +35,7 @@ def run(
     """Fit one model per way to treat gaps in X, print how each predicts unseen images, and save a picture.
 
     Args:
-        out: folder for `digits.png` and `scores.csv`.
+        out: folder for `digits.png`, `scores.csv` and `report.html`.
         epochs: most passes over the training rows, per model.
         rows: rows of "train", "validation" and "test".
         console: where to print.
@@ -64,6 +65,11 @@ def run(
     console.print(
         f"True, masked, imputed and predicted digits are in {out / 'digits.png'}, the scores in {out / 'scores.csv'}."
     )
+    page = report.write(
+        learnt["lacova"], masked["test"], out / "report.html", draws=40, images=(SIDE, SIDE), truth=complete["test"],
+        command="lacova demo",
+    )  # fmt: skip
+    console.print(f"A report on the model with missing covariates is in {page}; open it in a browser.")
     return result
 
 

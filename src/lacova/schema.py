@@ -55,6 +55,7 @@ class Schema:
         kinds: the kinds of measurements that are not Gaussian, where `measurements` does not say them.
         limits: of detection, lower and upper, for every "censored" measurement: `{"crp": (0.5, None)}`. Of values at
             or beyond them it is known only that they lie there.
+        units: of measurements or continuous covariates, for plots and reports: `{"bili": "mg/dL", "day": "days"}`.
 
     Example:
         >>> schema = Schema(["alt", "ast"], {"age": "continuous", "sex": "categorical"},
@@ -80,6 +81,7 @@ class Schema:
     integers: tuple[str, ...] = ()
     kinds: Mapping[str, Measure] = FrozenDict()
     limits: Mapping[str, Bounds] = FrozenDict()
+    units: Mapping[str, str] = FrozenDict()
 
     # What `infer` saw in each column. For display only: it says nothing about the roles.
     notes: ClassVar[tuple[Note, ...]] = ()
@@ -95,6 +97,7 @@ class Schema:
         integers: Iterable[str] = (),
         kinds: Mapping[str, Measure] | None = None,
         limits: Mapping[str, Bounds] | None = None,
+        units: Mapping[str, str] | None = None,
     ) -> None:
         for word, value in (("measurements", measurements), ("static", static), ("integers", integers)):
             if isinstance(value, str):
@@ -111,6 +114,8 @@ class Schema:
                 )
         if kinds is not None and not isinstance(kinds, Mapping):
             raise SchemaError(f"kinds must map measurements to kinds, got {kinds!r}; write {{'alt': 'lognormal'}}.")
+        if units is not None and not isinstance(units, Mapping):
+            raise SchemaError(f"units must map columns to text, got {units!r}; write {{'bili': 'mg/dL'}}.")
         roles = dict(covariates)
         if time is not None and roles.setdefault(time, "continuous") != "continuous":
             raise SchemaError(f"the time column {time!r} must be a continuous covariate, got {roles[time]!r}.")
@@ -124,6 +129,7 @@ class Schema:
         set_field(self, "integers", self._ordered(integers))
         set_field(self, "bounds", _pairs("bounds", bounds))
         set_field(self, "limits", _pairs("limits", limits))
+        set_field(self, "units", FrozenDict({name: (units or {})[name] for name in self._ordered(units or {})}))
         ordered = self._ordered(told)
         set_field(self, "kinds", FrozenDict({name: told[name] for name in ordered if told[name] != "gaussian"}))
         self._check()
@@ -173,7 +179,10 @@ class Schema:
                 )
 
     def _check_numbers(self) -> None:
-        for word, names in (("bounds", self.bounds), ("integers", self.integers)):
+        for name, unit in self.units.items():
+            if not isinstance(unit, str) or not unit.strip():
+                raise SchemaError(f"the unit of {name!r} is {unit!r}; expected text such as 'mg/dL'.")
+        for word, names in (("bounds", self.bounds), ("integers", self.integers), ("units", self.units)):
             for name in names:
                 if name not in self.measurements and self.covariates.get(name) != "continuous":
                     raise SchemaError(
@@ -254,6 +263,10 @@ class Schema:
         object.__setattr__(schema, "notes", tuple(found.notes))
         return schema
 
+    def label(self, name: str) -> str:
+        """The column's name with its unit, if it has one, as axes are labelled."""
+        return f"{name} ({self.units[name]})" if name in self.units else str(name)
+
     def describe(self) -> str:
         """The roles as a table: a line per column, with what `infer` saw if the schema comes from there."""
         return show(self._document(), self.notes)
@@ -283,6 +296,7 @@ class Schema:
                     name: (column.get("lower_limit"), column.get("upper_limit"))
                     for name, column in measurements.items()
                 },
+                units={name: column["unit"] for name, column in both.items() if "unit" in column},
             )  # fmt: skip
         except SchemaError as error:
             raise SchemaError(f"{where}: {error}") from error
@@ -292,7 +306,8 @@ class Schema:
 
         def numbers(name: str) -> dict[str, Any]:
             lower, upper = self.bounds.get(name, (None, None))
-            found = {"integer": True if name in self.integers else None, "lower": lower, "upper": upper}
+            found: dict[str, Any] = {"integer": True if name in self.integers else None, "lower": lower, "upper": upper}
+            found["unit"] = self.units.get(name)
             return {key: value for key, value in found.items() if value is not None}
 
         def observed(name: str) -> dict[str, Any]:
@@ -315,7 +330,7 @@ class Schema:
 
     def __repr__(self) -> str:
         parts = [_brief(self.measurements), _brief(self.covariates)]
-        for word in ("instance", "time", "static", "bounds", "integers", "kinds", "limits"):
+        for word in ("instance", "time", "static", "bounds", "integers", "kinds", "limits", "units"):
             value = getattr(self, word)
             if value:
                 parts.append(f"{word}={value!r}" if isinstance(value, str) else f"{word}={_brief(value)}")

@@ -19,8 +19,11 @@ def show(document: Mapping[str, Any], notes: Sequence[Note]) -> str:
     names = [note.column for note in notes] or [*named, *columns]
     lines = [[str(name), _role(name, document), *_properties(columns.get(name))] for name in names]
     head = HEAD
+    if any("unit" in column for column in columns.values()):
+        head = [*HEAD, "unit"]
+        lines = [[*cells, columns.get(name, {}).get("unit", "")] for cells, name in zip(lines, names, strict=True)]
     if notes:
-        head = [*HEAD, "missing", "examples", "reason"]
+        head = [*head, "missing", "examples", "reason"]
         lines = [[*cells, share(n.missing), n.examples, n.reason] for cells, n in zip(lines, notes, strict=True)]
     widths = [max(map(len, cells)) for cells in zip(head, *lines, strict=True)]
     padded = ([cell.ljust(width) for cell, width in zip(cells, widths, strict=True)] for cells in (head, *lines))

@@ -14,7 +14,7 @@ from lacova.errors import SchemaError
 
 # What a document may hold, and the type of each value; a line per column under [measurements] and [covariates].
 TOP = {"instance": str, "time": str, "measurements": dict, "covariates": dict}
-NUMBER = {"integer": bool, "lower": float, "upper": float}
+NUMBER = {"integer": bool, "lower": float, "upper": float, "unit": str}
 MEASUREMENT = {"kind": str, **NUMBER, "lower_limit": float, "upper_limit": float}
 COVARIATE = {"kind": str, "static": bool, **NUMBER}
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -24,10 +24,11 @@ HEAD = "# The role of each column. Edit, then: lacova fit --schema, or lacova.Sc
 COMMENTS = {
     "instance": "# The column that names the patient, if rows repeat.\n",
     "time": "# The time column, if there is one; it stands among the covariates too.\n",
-    "measurements": "# What is modelled. In the braces, if you like: integer = true, lower = 0, upper = 1, and a kind\n"
-    '# other than "gaussian": see docs/observation.md. "censored" has lower_limit or upper_limit.\n',
+    "measurements": "# What is modelled. In the braces, if you like: integer = true, lower = 0, upper = 1,\n"
+    '# unit = "mg/dL", and a kind other than "gaussian": see docs/observation.md. "censored" has\n'
+    "# lower_limit or upper_limit.\n",
     "covariates": '# What it depends on: kind = "continuous" or "categorical", static = true if constant within\n'
-    "# an instance. A continuous one may also have integer, lower and upper.\n",
+    "# an instance. A continuous one may also have integer, lower, upper and unit.\n",
 }
 
 

@@ -1,0 +1,81 @@
+"""Whether stated uncertainty is honest."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from lacova.errors import DataError
+from lacova.plot.style import BLUE, COLOURS, DASHES, MARKERS, known_column, new_axes, tidy
+from lacova.recovery import Recovery
+
+MOST = 6  # columns with lines of their own
+
+
+def calibration(recovery: Recovery, columns: list[str] | None = None, *, ax: Axes | None = None) -> Axes:
+    """Coverage of central intervals against their nominal level: over all hidden numbers, and by column.
+
+    Below the diagonal intervals are too narrow, above it too wide. The grey band is where 95% of points would lie by
+    chance if all were right.
+
+    Args:
+        recovery: what `lacova.recovery.recover` returns.
+        columns: which to show besides all together; None for up to six, and none where there are more.
+        ax: where to draw; None for a new figure.
+    """
+    names = _columns(recovery, columns)
+    ax = new_axes(ax, (4.8, 4.4))
+    whole = recovery.coverage()
+    nominal = np.linspace(0, 1, 101)
+    chance = 1.96 * np.sqrt(nominal * (1 - nominal) / whole["n"].iloc[0])
+    ax.fill_between(nominal, nominal - chance, nominal + chance, color="#cccccc", linewidth=0, label="by chance")
+    ax.plot([0, 1], [0, 1], color="black", linewidth=0.8)
+    for k, name in enumerate(names):
+        one = recovery.coverage(name)
+        ax.plot(one["nominal"], one["found"], color=COLOURS[1 + k % 6], linestyle=DASHES[1 + k % 6], linewidth=1,
+                marker=MARKERS[1 + k % 6], markersize=4, label=f"{name} ({one['n'].iloc[0]})")  # fmt: skip
+    ax.plot(whole["nominal"], whole["found"], "o-", color=BLUE, linewidth=2, label=f"all ({whole['n'].iloc[0]})")
+    ax.set(xlabel="nominal level of the interval", ylabel="share of hidden values inside", xlim=(0, 1), ylim=(0, 1))
+    ax.legend(frameon=False, fontsize=8, loc="lower right")
+    tidy(ax)
+    return ax
+
+
+def pit(recovery: Recovery, column: str | None = None, *, bins: int = 10, ax: Axes | None = None) -> Axes:
+    """Histogram of where true values fall among their imputation draws; flat where uncertainty is honest.
+
+    A U shape says that intervals are too narrow, a hump that they are too wide, a slope that values are imputed too low
+    or too high.
+
+    Args:
+        recovery: what `lacova.recovery.recover` returns.
+        column: which; None for all numbers together.
+        bins: of the histogram.
+        ax: where to draw; None for a new figure.
+    """
+    if bins < 2:
+        raise ValueError(f"bins is {bins}; expected a whole number of at least 2.")
+    _columns(recovery, None if column is None else [column])
+    found = recovery.numbers if column is None else recovery.numbers[recovery.numbers["column"] == column]
+    ax = new_axes(ax, (4.8, 3.4))
+    ax.hist(found["pit"], bins=np.linspace(0, 1, bins + 1).tolist(), color=BLUE, edgecolor="white", hatch="//")
+    expected = len(found) / bins
+    spread = 1.96 * np.sqrt(expected * (1 - 1 / bins))
+    ax.axhspan(expected - spread, expected + spread, color="black", alpha=0.15, linewidth=0, label="by chance")
+    ax.axhline(expected, color="black", linestyle="--", linewidth=1, label="expected")
+    what = "all hidden numbers" if column is None else f"hidden values of {column}"
+    ax.set(xlabel="share of draws below the true value", ylabel=f"number of {what}", xlim=(0, 1))
+    ax.legend(frameon=False, fontsize=8)
+    tidy(ax)
+    return ax
+
+
+def _columns(recovery: Recovery, columns: list[str] | None) -> list[str]:
+    there = recovery.numbers["column"].unique().tolist()
+    if not there:
+        raise DataError("no number was hidden; calibration is that of numbers. Raise share, or give more rows.")
+    if columns is None:
+        return there if len(there) <= MOST else []
+    for name in columns:
+        known_column(name, there, "hidden column")
+    return list(columns)

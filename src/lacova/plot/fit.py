@@ -1,0 +1,163 @@
+"""How training went, and the latent space that it found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from lacova.errors import DataError
+from lacova.models import Model
+from lacova.plot.style import COLOURS, DASHES, GREY, MARKERS, figure_of, known_column, new_axes, table, tidy
+
+TERMS = {
+    "elbo": "bound, training rows",
+    "validation": "bound, validation rows",
+    "reconstruction": "reconstruction",
+    "kl_latent": "KL of z",
+    "kl_inducing": "KL of inducing values",
+    "kl_covariates": "KL of missing covariates",
+    "recall": "recall of hidden covariates",
+    "validation_recall": "recall, validation rows",
+}
+LEVELS = 8  # colours that can be told apart
+
+
+def training(model: Model | pd.DataFrame, *, terms: Sequence[str] | None = None, ax: Axes | None = None) -> Axes:
+    """Training curves: each term of the bound against the epoch, per row.
+
+    The first epochs, in which everything is far off, may leave the picture at the bottom or the top.
+
+    Args:
+        model: a fitted model, or its `training` table.
+        terms: columns of that table; None for all.
+        ax: where to draw; None for a new figure.
+    """
+    record = model if isinstance(model, pd.DataFrame) else model.training
+    if record is None or len(record) == 0:
+        raise ValueError("there is no record of training: call fit(train) first, for an epoch at least.")
+    names = [name for name in TERMS if name in record] if terms is None else list(terms)
+    for name in names:
+        known_column(name, [c for c in record if c != "epoch"], "term")
+    ax = new_axes(ax)
+    epoch = record["epoch"].to_numpy(float)
+    every = max(1, len(epoch) // 8)
+    for k, name in enumerate(names):
+        looks: dict[str, Any] = {"color": COLOURS[k % LEVELS], "linestyle": DASHES[k % LEVELS], "markersize": 4}
+        looks |= {"marker": MARKERS[k % LEVELS], "markevery": (k * every // len(names), every)}
+        ax.plot(epoch, record[name], label=TERMS.get(name, name), **looks)
+    settled = record[names].to_numpy(float)[len(epoch) // 10 :]
+    low, high = np.nanmin(settled), np.nanmax(settled)
+    room = 0.05 * (high - low) or 1.0
+    ax.set_ylim(low - room, high + room)
+    ax.set(xlabel="epoch", ylabel="nats per row")
+    ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    tidy(ax)
+    return ax
+
+
+def latent(
+    model: Model, data: Any, colour: str | None = None, *, dims: tuple[int, int] | None = None, ax: Axes | None = None
+) -> Axes:
+    """The mean of q(z | y_o, x_o) of each row in two dimensions, coloured by a column.
+
+    Args:
+        model: a fitted model.
+        data: rows with measurements and covariates.
+        colour: a column of `data`; rows where it is missing are crosses. None for one colour.
+        dims: two dimensions of z, counted from 1; None for the first two, or for the two principal directions where
+            there are more.
+        ax: where to draw; None for a new figure.
+    """
+    frame = table(data, model.schema)
+    if colour is not None:
+        known_column(colour, frame.columns, "column")
+    points, labels = project(model, frame, dims)
+    ax = new_axes(ax, (5.6, 4.4))
+    size = float(np.clip(6000 / len(points), 6, 36))
+    if colour is None:
+        ax.scatter(points[:, 0], points[:, 1], s=size, c=COLOURS[0], alpha=0.7, linewidths=0)
+    else:
+        _coloured(ax, points, frame[colour], model, colour, size)
+    ax.set(xlabel=labels[0], ylabel=labels[1])
+    tidy(ax)
+    return ax
+
+
+def project(model: Model, frame: pd.DataFrame, dims: tuple[int, int] | None = None) -> tuple[Any, tuple[str, str]]:
+    """The latent means of rows in two dimensions (n×2), and what these are."""
+    count = model.latent_dim
+    z = model.embed(frame)[[f"z{k + 1}" for k in range(count)]].to_numpy(float)
+    if dims is not None:
+        if len(dims) != 2 or not all(isinstance(d, int) and 1 <= d <= count for d in dims):
+            raise ValueError(f"dims is {dims!r}; expected two whole numbers from 1 to {count}.")
+        return z[:, [d - 1 for d in dims]], (f"z{dims[0]}", f"z{dims[1]}")
+    if count == 1:
+        return np.column_stack([z[:, 0], np.zeros(len(z))]), ("z1", "")
+    if count == 2:
+        return z, ("z1", "z2")
+    centred = z - z.mean(0)
+    _, values, directions = np.linalg.svd(centred, full_matrices=False)
+    directions *= np.sign(directions[np.arange(len(directions)), np.abs(directions).argmax(1)])[:, None]
+    share = values**2 / max(float((values**2).sum()), 1e-300)
+    first, second = (
+        f"{word} principal direction of z ({s:.0%})" for word, s in zip(("1st", "2nd"), share, strict=False)
+    )
+    return centred @ directions[:2].T, (first, second)
+
+
+def _coloured(ax: Axes, points: Any, values: pd.Series[Any], model: Model, name: str, size: float) -> None:
+    known = values.notna().to_numpy()
+    schema = model.schema
+    if name in schema.categories or not pd.api.types.is_numeric_dtype(values):
+        levels = values[known].value_counts().index[:LEVELS]
+        if len(levels) == 0:
+            raise DataError(f"column {name!r} has no value to colour by.")
+        for k, level in enumerate(sorted(levels, key=str)):
+            at = known & (values == level).to_numpy(dtype=bool, na_value=False)
+            ax.scatter(
+                points[at][:, 0],
+                points[at][:, 1],
+                s=size,
+                c=COLOURS[k],
+                marker=MARKERS[k],
+                alpha=0.7,
+                linewidths=0,
+                label=str(level),
+            )
+        rest = known & ~values.isin(levels).to_numpy()
+        if rest.any():
+            ax.scatter(
+                points[rest][:, 0],
+                points[rest][:, 1],
+                s=size / 2,
+                c="#bbbbbb",
+                marker="*",
+                linewidths=0,
+                label="others",
+            )
+    else:
+        numbers = values[known].astype(float)
+        low, high = numbers.quantile([0.02, 0.98]) if len(numbers) else (0.0, 1.0)
+        found = ax.scatter(
+            points[known][:, 0],
+            points[known][:, 1],
+            s=size,
+            c=numbers,
+            cmap="cividis",
+            alpha=0.85,
+            linewidths=0,
+            vmin=low,
+            vmax=high,
+        )
+        beyond = "both" if len(numbers) and (numbers.min() < low or numbers.max() > high) else "neither"
+        figure_of(ax).colorbar(found, ax=ax, label=schema.label(name), extend=beyond)
+    if not known.all():
+        ax.scatter(
+            points[~known][:, 0], points[~known][:, 1], s=size, c=GREY, marker="x", linewidths=0.8, label="missing"
+        )
+    if ax.get_legend_handles_labels()[0]:
+        ax.legend(title=name, frameon=False, fontsize=8, loc="best", markerscale=max(1.0, 4.5 / size**0.5))

@@ -1,0 +1,64 @@
+"""Images with missing pixels, beside what a model makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+
+from lacova.plot.style import ORANGE, new_axes
+
+Floats = npt.NDArray[np.float64]
+
+
+def images(rows: Mapping[str, Any], shape: tuple[int, int], *, most: int = 8, ax: Axes | None = None) -> Axes:
+    """A grid with a line per kind of image, such as true, masked and imputed; missing pixels are hatched.
+
+    Args:
+        rows: by the name of the line, a table or array with an image per row and a pixel per column.
+        shape: height and width of the images.
+        most: images in a line.
+        ax: where to draw; None for a new figure.
+    """
+    if not rows:
+        raise ValueError("rows is empty; expected arrays of images by name, such as {'true': ..., 'imputed': ...}.")
+    lines = {name: np.asarray(values, float)[:most] for name, values in rows.items()}
+    height, width = shape
+    counts = {len(values) for values in lines.values()}
+    for name, values in lines.items():
+        if values.ndim != 2 or values.shape[1] != height * width:
+            raise ValueError(f"{name!r} has the shape {values.shape}; expected images × {height * width} pixels.")
+    if len(counts) > 1 or 0 in counts:
+        raise ValueError(f"the lines have {sorted(counts)} images; expected as many in each, and one at least.")
+    mosaic = _tiled(lines, height, width)
+    count = counts.pop()
+    ax = new_axes(ax, (0.8 + 0.95 * count, 0.3 + 0.95 * len(lines) * height / width))
+    known = np.concatenate([values.ravel() for values in lines.values()])
+    extent = (0, mosaic.shape[1], mosaic.shape[0], 0)
+    ax.imshow(np.ma.masked_invalid(mosaic), cmap="gray", vmin=np.nanmin(known), vmax=np.nanmax(known), extent=extent,
+              interpolation="nearest")  # fmt: skip
+    holes = np.ma.masked_where(~np.isnan(mosaic) | np.isinf(mosaic), np.ones(mosaic.shape))
+    if holes.count():
+        edges = [np.arange(size + 1) for size in mosaic.shape]
+        paint = ListedColormap([ORANGE])
+        ax.pcolor(edges[1], edges[0], holes, cmap=paint, hatch="////", edgecolor="#7a3500", linewidth=0)
+    ax.set(xlim=extent[:2], ylim=extent[2:], xticks=[], aspect="equal")
+    ax.set_yticks([(k + 0.5) * (height + 1) for k in range(len(lines))], list(lines))
+    ax.tick_params(axis="y", length=0)
+    ax.spines[:].set_visible(False)
+    return ax
+
+
+def _tiled(lines: Mapping[str, Floats], height: int, width: int) -> Floats:
+    """Images side by side with a pixel between them, which is infinite; missing pixels are not numbers."""
+    count = len(next(iter(lines.values())))
+    mosaic = np.full((len(lines) * (height + 1) - 1, count * (width + 1) - 1), np.inf)
+    for k, values in enumerate(lines.values()):
+        for j, image in enumerate(values.reshape(-1, height, width)):
+            top, left = k * (height + 1), j * (width + 1)
+            mosaic[top : top + height, left : left + width] = image
+    return mosaic

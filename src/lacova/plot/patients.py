@@ -1,0 +1,122 @@
+"""One patient's measurements along time: what was observed, imputed and foreseen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from lacova.errors import DataError
+from lacova.models import Model
+from lacova.plot.style import BLUE, ORANGE, known_column, new_axes, patient_rows, table, tidy, times
+
+
+def trajectory(
+    model: Model, data: Any, patient: Any, measurement: str, *, interval: float = 0.9, truth: Any = None, seed: int = 0,
+    ax: Axes | None = None,
+) -> Axes:  # fmt: skip
+    """One patient's values of a measurement: observed as dots, imputed as squares with their interval.
+
+    Args:
+        model: a fitted model with an instance column.
+        data: rows with measurements and covariates, of this patient and perhaps others.
+        patient: the label of the patient.
+        measurement: which one; a number.
+        interval: the central interval of imputed values.
+        truth: the same rows without gaps, where they are known; true values of the gaps are then crosses.
+        seed: of the draws.
+        ax: where to draw; None for a new figure.
+    """
+    schema = model.schema
+    _a_number(model, measurement)
+    rows = patient_rows(table(data, schema), schema, patient)
+    done = model.impute(rows, interval=interval, seed=seed)
+    at, label = times(done, schema)
+    at = np.asarray(at, float)
+    gap = rows[measurement].isna().to_numpy()
+    mean, low, high = (done[f"{measurement}{end}"].to_numpy(float) for end in ("", "_lower", "_upper"))
+    ax = new_axes(ax)
+    ax.plot(at, mean, color="#999999", linewidth=1, zorder=1)
+    ax.plot(at[~gap], mean[~gap], "o", color=BLUE, markersize=6, label="observed")
+    if gap.any():
+        ends = np.abs(np.stack([mean - low, high - mean])[:, gap])
+        ax.errorbar(at[gap], mean[gap], yerr=ends, fmt="s", color=ORANGE, markerfacecolor="white", markersize=6,
+                    capsize=4, label=f"imputed, {interval:.0%} interval")  # fmt: skip
+    if truth is not None:
+        known = patient_rows(table(truth, schema), schema, patient)
+        if len(known) != len(rows):
+            raise DataError(f"truth has {len(known)} row(s) of {patient!r}, data {len(rows)}; expected the same rows.")
+        ax.plot(at[gap], known[measurement].to_numpy(float)[gap], "kx", markersize=7, label="true value of a gap")
+    if schema.time is not None and rows[schema.time].isna().any():
+        unknown = rows[schema.time].isna().to_numpy()
+        ax.plot(at[unknown], mean[unknown], "o", markersize=13, markerfacecolor="none", markeredgecolor="black",
+                linestyle="none", label=f"{schema.time} itself is imputed")  # fmt: skip
+    ax.set(xlabel=label, ylabel=schema.label(measurement), title=f"{schema.instance} {patient}")
+    ax.legend(frameon=False, fontsize=8)
+    tidy(ax)
+    return ax
+
+
+def forecast(
+    model: Model, history: Any, patient: Any, measurement: str, future: Any, *,
+    levels: Sequence[float] = (0.5, 0.8, 0.95), draws: int = 400, seed: int = 0, ax: Axes | None = None,
+) -> Axes:  # fmt: skip
+    """A patient's history of a measurement and a fan of central intervals for what is to come.
+
+    Args:
+        model: a fitted model with an instance and a time column.
+        history: visits with measurements, of this patient and perhaps others.
+        patient: the label of the patient.
+        measurement: which one; a number.
+        future: rows of covariates to predict, with the patient's label; or times, at which all other covariates are as
+            at the last visit.
+        levels: of the intervals.
+        draws: of each future row.
+        seed: of the draws.
+        ax: where to draw; None for a new figure.
+    """
+    schema = model.schema
+    _a_number(model, measurement)
+    if schema.time is None:
+        raise DataError("a forecast needs a time column: give Schema(time=...).")
+    if not levels or not all(0.0 < level < 1.0 for level in levels):
+        raise ValueError(f"levels is {levels!r}; expected numbers between 0 and 1, such as (0.5, 0.9).")
+    past = patient_rows(table(history, schema), schema, patient)
+    ahead = later(past, model, future) if _are_times(future) else patient_rows(table(future, schema), schema, patient)
+    at = ahead[schema.time].to_numpy(float)
+    if np.isnan(at).any():
+        raise DataError(f"the time {schema.time!r} of the rows to predict has gaps; fill it in to draw them.")
+    drawn = model.sample(ahead, past, draws=draws, seed=seed)[measurement].to_numpy(float).reshape(draws, len(ahead))
+    ax = new_axes(ax)
+    for k, level in enumerate(sorted(levels, reverse=True)):
+        low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        ax.fill_between(at, low, high, color=ORANGE, alpha=0.18 + 0.14 * k, linewidth=0, label=f"{level:.0%} interval")
+        ax.plot(at, np.stack([low, high], 1), color=ORANGE, linewidth=0.8, linestyle=("-", "--", ":")[k % 3])
+    ax.plot(at, drawn.mean(0), color="black", linestyle="--", marker="s", markersize=4, markerfacecolor="white",
+            label="mean of the forecast")  # fmt: skip
+    seen = past[past[measurement].notna() & past[schema.time].notna()]
+    ax.plot(seen[schema.time], seen[measurement], "o-", color=BLUE, linewidth=1, label="history")
+    ax.set(xlabel=schema.label(schema.time), ylabel=schema.label(measurement), title=f"{schema.instance} {patient}")
+    ax.legend(frameon=False, fontsize=8)
+    tidy(ax)
+    return ax
+
+
+def later(past: pd.DataFrame, model: Model, moments: Any) -> pd.DataFrame:
+    """Rows at later times with the covariates of the last visit."""
+    last = past.tail(1)[list(model.schema.columns)]
+    ahead = last.loc[last.index.repeat(len(moments))].reset_index(drop=True)
+    return ahead.assign(**{str(model.schema.time): np.asarray(moments, float)})
+
+
+def _are_times(future: Any) -> bool:
+    return isinstance(future, Sequence | np.ndarray | range) and not isinstance(future, str)
+
+
+def _a_number(model: Model, name: str) -> None:
+    known_column(name, model.schema.measurements, "measurement")
+    if name in model.schema.categories:
+        raise DataError(f"measurement {name!r} is a category; this plot is of numbers. Use impute(probabilities=True).")

@@ -1,0 +1,79 @@
+"""What plots share: colours, markers and line styles that differ without colour too, axes, and checks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lacova.dataframes import to_pandas
+from lacova.errors import DataError, meant
+from lacova.schema import Schema
+
+# The palette of Okabe and Ito, with a dark red in the place of its yellow, which is too light for lines; each entry
+# has its own marker and dash.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
+DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 3)), (0, (6, 2, 2, 2)))
+HATCHES = ("", "///", "...", "xx", "\\\\\\", "++", "oo")
+BLUE, ORANGE, GREEN = COLOURS[:3]
+GREY = "#767676"
+
+
+def new_axes(ax: Axes | None, size: tuple[float, float] = (6.4, 4.0)) -> Axes:
+    """The axes that were given, or those of a new figure of pyplot."""
+    if ax is None:
+        import matplotlib.pyplot as plt
+
+        return plt.subplots(figsize=size, layout="constrained")[1]
+    if not isinstance(ax, Axes):
+        raise TypeError(f"ax is a {type(ax).__name__}; expected matplotlib axes, such as those of plt.subplots().")
+    return ax
+
+
+def figure_of(ax: Axes) -> Figure:
+    found = ax.get_figure()
+    assert isinstance(found, Figure)
+    return found
+
+
+def tidy(ax: Axes) -> None:
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def table(data: Any, schema: Schema) -> pd.DataFrame:
+    """A table of any library as pandas, its rows numbered from 0."""
+    frame, _ = to_pandas(data, schema.columns)
+    return frame.reset_index(drop=True)
+
+
+def known_column(name: object, choices: Any, what: str) -> None:
+    """Refuse a column that is none of the choices."""
+    choices = list(choices)
+    if name not in choices:
+        shown = ", ".join(map(repr, choices[:8])) + (", ..." if len(choices) > 8 else "")
+        raise DataError(f"there is no {what} {name!r}; expected one of {shown}.{meant([name], choices)}")
+
+
+def patient_rows(frame: pd.DataFrame, schema: Schema, patient: Any) -> pd.DataFrame:
+    """The rows of one patient, by time where there is one."""
+    if schema.instance is None:
+        raise DataError(
+            "this plot follows a patient, but the schema has no instance column: give Schema(instance=...)."
+        )
+    known_column(schema.instance, frame.columns, "column")
+    rows = frame[frame[schema.instance] == patient]
+    if rows.empty:
+        some = ", ".join(map(repr, frame[schema.instance].unique()[:4].tolist()))
+        raise DataError(f"no row has {schema.instance!r} = {patient!r}; there are {some}, ...")
+    ordered: pd.DataFrame = rows if schema.time is None else rows.sort_values(schema.time, kind="stable")
+    return ordered
+
+
+def times(rows: pd.DataFrame, schema: Schema) -> tuple[Any, str]:
+    """Where rows lie along the x axis, and its label: the time, or the number of the visit."""
+    if schema.time is None:
+        return range(1, len(rows) + 1), "visit"
+    return rows[schema.time].to_numpy(float), schema.label(schema.time)

@@ -1,0 +1,140 @@
+"""A fitted model as one page to look at: self-contained HTML, without network. See docs/report.md."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from lacova.answers import whole
+from lacova.atomic import replacing
+from lacova.dataframes import to_pandas
+from lacova.errors import DataError, meant
+from lacova.models import Model
+from lacova.recovery import recover
+from lacova.report import facts, page
+from lacova.report.warnings import warnings
+from lacova.version import __version__
+
+CHECKED_ROWS, CHECKED_CELLS = 2000, 60_000  # rows and entries of which some are hidden
+
+
+def write(
+    model: Model, data: Any = None, out: str | os.PathLike[str] = "report.html", *, held_out: Any = None,
+    patients: bool = True, share: float = 0.1, draws: int = 100, seed: int = 0, images: tuple[int, int] | None = None,
+    truth: Any = None, command: str | None = None,
+) -> Path:  # fmt: skip
+    """Write a report about a fitted model and, if there are any, about data it is asked about.
+
+    Args:
+        model: a fitted model.
+        data: rows with measurements and covariates, usually those it was fitted to; None to describe the model alone.
+        out: the HTML file, written whole or not at all.
+        held_out: rows that were not in training, on which the quality of imputation is then measured.
+        patients: False to leave out everything that belongs to single patients: labels, values, trajectories.
+        share: of the observed entries that is hidden to measure how well they are imputed.
+        draws: behind every figure.
+        seed: of everything that is random.
+        images: height and width, where a row's measurements are the pixels of an image: shows some of them.
+        truth: the rows of `data` without gaps, where they are known, for the images.
+        command: how the report was made, to be shown in it.
+
+    Returns:
+        the path of the file.
+    """
+    model._fitted()
+    schema = model.schema
+    wish = facts.Wish(draws, seed, patients)
+    content: dict[str, Any] = {"title": f"lacova report: {type(model).__name__}", "model": model, "wish": wish}
+    content["training"] = facts.training(model)
+    frame = None if data is None else _table(data, model, "data")
+    tested = frame if held_out is None else _table(held_out, model, "held_out")
+    recovery = None
+    content |= {"columns": [], "held_out": held_out is not None}
+    shown: list[str] = []
+    if tested is not None:
+        shown = facts.shown_measurements(tested, schema)
+        units = _checked_units(tested, model)
+        recovery = recover(model, facts.sample_units(tested, schema, units, seed), share=share, seed=seed, draws=draws)
+        content["calibration"] = facts.calibration(recovery, shown, wish)
+    if frame is not None:
+        content |= {
+            "columns": facts.columns(frame, schema, wish), "size": facts.visits_of(frame, schema),
+            "gaps": facts.gap_map(frame, schema, wish), "patients": facts.patients(model, frame, shown, wish),
+            "covariates": facts.covariates(model, frame, wish), "effects": facts.effects(model, frame, shown, wish),
+            "latent": facts.latent(model, frame, shown, wish),
+        }  # fmt: skip
+        if images is not None and patients:
+            content["images"] = _images(model, frame, None if truth is None else _table(truth, model, "truth"), images)
+    content["recovery"] = recovery
+    content["warnings"] = warnings(model, frame, content["columns"], recovery)
+    content["reproduce"] = _reproduce(model, wish, share, command)
+    path = Path(out)
+    try:
+        with replacing(path) as temporary:
+            temporary.write_text(page.render(content), encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror or error}.") from None
+    return path
+
+
+def _table(data: Any, model: Model, what: str) -> pd.DataFrame:
+    frame, _ = to_pandas(whole(data, "report"), model.schema.columns)
+    absent = [name for name in model.schema.columns if name not in frame]
+    if absent:
+        raise DataError(f"{what} has no column {absent[0]!r}, which the model needs.{meant(absent[:1], frame.columns)}")
+    if frame.empty:
+        raise DataError(f"{what} has no rows.")
+    return frame[list(model.schema.columns)].reset_index(drop=True)
+
+
+def _checked_units(frame: pd.DataFrame, model: Model) -> int:
+    """As many patients, or rows, as make up the rows and entries that are checked."""
+    rows = min(CHECKED_ROWS, max(50, CHECKED_CELLS // len(model.schema.columns)))
+    if model.schema.instance is None:
+        return rows
+    return max(10, round(rows * frame[model.schema.instance].nunique() / len(frame)))
+
+
+def _images(model: Model, frame: pd.DataFrame, truth: pd.DataFrame | None, shape: tuple[int, int]) -> bytes:
+    """A picture of some images as they are, with their gaps, and imputed."""
+    import io
+
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from lacova.plot.images import images
+
+    pixels = list(model.schema.measurements)
+    some = frame[frame[pixels].isna().any(axis=1)].head(8)
+    some = frame.head(8) if some.empty else some
+    lines = {} if truth is None else {"true": truth.loc[some.index, pixels]}
+    lines |= {"masked": some[pixels], "imputed": model.impute(some)[pixels]}
+    figure = Figure(
+        figsize=(0.8 + 1.05 * len(some), 0.2 + 1.05 * len(lines) * shape[0] / shape[1]), layout="constrained"
+    )
+    FigureCanvasAgg(figure)
+    images(lines, shape, ax=figure.add_subplot())
+    file = io.BytesIO()
+    figure.savefig(file, dpi=100, format="png", metadata={"Software": None})
+    return file.getvalue()
+
+
+def _reproduce(model: Model, wish: facts.Wish, share: float, command: str | None) -> Mapping[str, str]:
+    options = {k: v for k, v in asdict(model._options).items() if v is not None}
+    return {
+        "command": command
+        or f"lacova.report.write(model, data, share={share:g}, draws={wish.draws}, seed={wish.seed})",
+        "seed of the report": str(wish.seed),
+        "seed of training": str(options["seed"]),
+        "fit options": ", ".join(f"{k}={v}" for k, v in options.items()),
+        "versions": f"lacova {__version__}, Python {platform.python_version()}, torch {torch.__version__}, "
+        f"numpy {np.__version__}, pandas {pd.__version__}",
+    }

@@ -98,8 +98,11 @@ class LacovaImputer(OneToOneFeatureMixin, TransformerMixin, _Estimator):  # type
         categorical_features: names or indices of categorical columns beside those that hold text, categories or truth
             values.
         covariates: how to treat gaps in covariates, as in `lacova.CVAE`.
-        latent_dim, networks: of the model.
-        max_epochs, batch_size, learning_rate: of the training.
+        latent_dim: of the model.
+        networks: of the model.
+        max_epochs: of the training.
+        batch_size: of the training.
+        learning_rate: of the training.
         validation_fraction: share of the rows to stop early on, after `patience` epochs without improvement; None to
             train for all of `max_epochs`.
         device: "auto", "cpu", "cuda", or any torch device.
@@ -231,8 +234,11 @@ class LacovaRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         categorical_features: names or indices of categorical features beside those that hold text, categories or truth
             values.
         covariates: how to treat gaps in X, as in `lacova.CVAE`.
-        latent_dim, networks: of the model.
-        max_epochs, batch_size, learning_rate: of the training.
+        latent_dim: of the model.
+        networks: of the model.
+        max_epochs: of the training.
+        batch_size: of the training.
+        learning_rate: of the training.
         validation_fraction: share of the rows to stop early on, after `patience` epochs without improvement; None to
             train for all of `max_epochs`.
         device: "auto", "cpu", "cuda", or any torch device.

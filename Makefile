@@ -31,8 +31,10 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/steps.py --device $(DEVICE) --out bench.json
 	$(BIN)/python benchmarks/expectations.py
 
-docs: $(VENV)/.installed-dev
+docs: $(VENV)/.installed-docs
+	$(BIN)/python tools/notebooks.py
 	$(BIN)/python -m pytest tests/test_docs.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 reproduce: $(VENV)/.installed
 	$(BIN)/python -m reproduction run $(TABLE) --seeds $(SEEDS) --device $(DEVICE) --workers $(WORKERS) $(SOURCES)
@@ -54,5 +56,9 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+$(VENV)/.installed-docs: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) demo site

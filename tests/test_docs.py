@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from tools import notebooks
 
 import lacova.datasets.digits
 import lacova.datasets.health
@@ -33,7 +34,6 @@ import lacova.sklearn
 import lacova.unconditional
 from lacova.cli import main
 from lacova.schema import Schema
-from tools import notebooks
 
 ROOT = Path(__file__).parents[1]
 TUTORIAL = ROOT / "docs" / "tutorials" / "clinical.md"  # whose snippets belong together and need data

@@ -54,7 +54,11 @@ def test_snippet(code, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("page", SESSIONS, ids=lambda page: page.stem)
 def test_session(page, tmp_path, monkeypatch):
-    """The cells of a notebook, or the blocks of a page, in one namespace; fits are short."""
+    """The cells of a notebook, or the blocks of a page, in one namespace; fits are short.
+
+    Commands that a page has in common with the pages on scaling and interruption are run by the tests of those.
+    """
+    elsewhere = {code.strip("\n") for code in (*shell_of("scaling.md"), *shell_of("interruption.md"))}
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
     known, run = {}, 0
@@ -62,7 +66,9 @@ def test_session(page, tmp_path, monkeypatch):
         if kind != "code":
             continue
         if source.startswith("%%bash\n"):
-            in_bash([on_one_machine(source.removeprefix("%%bash\n"))], tmp_path)
+            command = source.removeprefix("%%bash\n")
+            if command not in elsewhere:
+                in_bash([command], tmp_path)
         else:
             exec(compile(re.sub(r"max_epochs=\d+", "max_epochs=2", source), page.name, "exec"), known)
         run += 1
@@ -119,12 +125,6 @@ srun() { shift; "$@"; }
 # What a recipe for several machines says of them, and what this machine has.
 ONE_MACHINE = {"--nnodes 2": "--nnodes 1", "--nproc-per-node 4": "--nproc-per-node 2", "--devices 4": "--devices 2",
                "--nodes 2": "--nodes 1"}  # fmt: skip
-
-
-def on_one_machine(code: str) -> str:
-    for machines, here in ONE_MACHINE.items():
-        code = code.replace(machines, here)
-    return code
 
 
 def shell_of(page: str) -> list[str]:
@@ -225,7 +225,10 @@ def test_the_shell_of_the_page_on_scaling(block, tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    in_bash([on_one_machine(shell_of("scaling.md")[block]).replace("FIRST:29500", f"localhost:{port}")], tmp_path)
+    code = shell_of("scaling.md")[block]
+    for machines, here in ({"FIRST:29500": f"localhost:{port}"} | ONE_MACHINE).items():
+        code = code.replace(machines, here)
+    in_bash([code], tmp_path)
     assert (tmp_path / "run").is_dir()
 
 

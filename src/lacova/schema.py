@@ -56,7 +56,7 @@ class Schema:
         limits: of detection, lower and upper, for every "censored" measurement: `{"crp": (0.5, None)}`. Of values at
             or beyond them it is known only that they lie there.
 
-    Example:
+    Examples:
         >>> schema = Schema(["alt", "ast"], {"age": "continuous", "sex": "categorical"},
         ...                 instance="id", time="day", static=["age", "sex"], bounds={"alt": (0, None)})
         >>> schema.covariates

@@ -114,7 +114,7 @@ class LacovaImputer(OneToOneFeatureMixin, TransformerMixin, _Estimator):  # type
         model_: the fitted `lacova` model; None if no column has two values. Columns of an array are named x0, x1, ...;
             without covariates, `model_.schema` holds one of the name "everything", in which every row says "all".
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> X = np.random.default_rng(0).normal(size=(50, 1)) * [1.0, 2.0, 3.0]
         >>> X[0, 0] = np.nan
@@ -247,7 +247,7 @@ class LacovaRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     Attributes:
         model_: the fitted `lacova` model; None if no column of y has two values.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> X = np.random.default_rng(0).normal(size=(50, 3))
         >>> y = X.sum(axis=1)

@@ -1,4 +1,4 @@
-"""What mkdocs does beside its own work: pages that lie outside docs/, and links from docstrings to pages."""
+"""What mkdocs does beside its own work: pages outside docs/, links from docstrings to pages, nothing fetched."""
 
 from __future__ import annotations
 
@@ -32,3 +32,14 @@ def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
         return f'<a href="{target.url_relative_to(page.file)}">{found[1]}</a>'
 
     return re.sub(r"(?<![\w/.])docs/([\w/-]+)\.md", link, html)
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Fail if reading the page would fetch anything from another place."""
+    if fetched := re.search(
+        r"<(?:script|img|iframe|source)[^>]* src=\"?(?:https?:)?//[^>]*|<link[^>]* href=\"?https?://[^>]*", output
+    ):
+        raise ValueError(
+            f"{page.file.src_uri} would fetch {fetched[0]!r} when it is read; keep a copy in docs/ instead."
+        )
+    return output

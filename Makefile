@@ -10,7 +10,7 @@ WORKERS ?= 2
 SOURCES = $(if $(IMAGES),--images $(IMAGES)) $(if $(DATA),--data $(DATA))
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types tests bench docs reproduce reproduce-quick clean
+.PHONY: demo test lint types tests bench docs site reproduce reproduce-quick clean
 
 demo: $(VENV)/.installed
 	$(BIN)/lacova demo --out demo
@@ -31,8 +31,12 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/steps.py --device $(DEVICE) --out bench.json
 	$(BIN)/python benchmarks/expectations.py
 
-docs: $(VENV)/.installed-dev
+docs: site
 	$(BIN)/python -m pytest tests/test_docs.py
+
+site: $(VENV)/.installed-docs
+	$(BIN)/python tools/notebooks.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 reproduce: $(VENV)/.installed
 	$(BIN)/python -m reproduction run $(TABLE) --seeds $(SEEDS) --device $(DEVICE) --workers $(WORKERS) $(SOURCES)
@@ -54,5 +58,9 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+$(VENV)/.installed-docs: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) demo site

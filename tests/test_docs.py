@@ -4,6 +4,7 @@ Two things differ from a reader's terminal: fits are short, and the recipes for 
 """
 
 import doctest
+import json
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from tools import notebooks
 
 import lacova.comparison
 import lacova.datasets.digits
@@ -36,10 +38,11 @@ from lacova.schema import Schema
 
 ROOT = Path(__file__).parents[1]
 TUTORIAL = ROOT / "docs" / "tutorials" / "clinical.md"  # whose snippets belong together and need data
+SESSIONS = [ROOT / "docs" / "index.md", *(page for page in notebooks.PAGES if page != TUTORIAL)]  # one after another
 SNIPPETS = [
     pytest.param(code, id=f"{path.name}-{k}")
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
-    if path != TUTORIAL
+    if path != TUTORIAL and path not in SESSIONS
     for k, code in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), flags=re.S))
 ]
 
@@ -48,6 +51,52 @@ SNIPPETS = [
 def test_snippet(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "snippet", "exec"), {})
+
+
+@pytest.mark.parametrize("page", SESSIONS, ids=lambda page: page.stem)
+def test_session(page, tmp_path, monkeypatch):
+    """The cells of a notebook, or the blocks of a page, in one namespace; fits are short.
+
+    Commands that a page has in common with the pages on scaling and interruption are run by the tests of those.
+    """
+    elsewhere = {code.strip("\n") for code in (*shell_of("scaling.md"), *shell_of("interruption.md"))}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    known, run = {}, 0
+    for kind, source in notebooks.cells(page):
+        if kind != "code":
+            continue
+        if source.startswith("%%bash\n"):
+            command = source.removeprefix("%%bash\n")
+            if command not in elsewhere:
+                in_bash([command], tmp_path)
+        else:
+            exec(compile(re.sub(r"max_epochs=\d+", "max_epochs=2", source), page.name, "exec"), known)
+        run += 1
+    assert run == len(re.findall(r"^```(?:python|sh)$", page.read_text(encoding="utf-8"), flags=re.M)) > 1
+
+
+@pytest.mark.parametrize("page", notebooks.PAGES, ids=lambda page: page.stem)
+def test_notebooks_are_those_of_the_pages(page):
+    text = (notebooks.FOLDER / f"{page.stem}.ipynb").read_text(encoding="utf-8")
+    assert text == notebooks.notebook(page), "run `python tools/notebooks.py`"
+    for target in re.findall(r"\]\((?![a-z]+:|#)([^)#\s]+)", "".join(
+        line for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown" for line in cell["source"]
+    )):  # fmt: skip
+        assert (notebooks.FOLDER / target).exists(), target
+
+
+def test_links_between_pages_lead_somewhere():
+    """Where the pages lie in the repository; `make docs` asks the same of the site."""
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]:
+        for target in re.findall(r"\]\((?![a-z]+:|#)([^)#\s]+)", path.read_text(encoding="utf-8")):
+            assert (path.parent / target).exists(), f"{path.name}: {target}"
+
+
+def test_the_navigation_lists_every_page_once():
+    listed = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.M)
+    pages = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").glob("**/*.md")]
+    assert sorted(listed) == sorted([*pages, "CONTRIBUTING.md", "CHANGELOG.md"])
 
 
 def test_the_first_example_in_python_and_in_the_shell(tmp_path, monkeypatch, capsys):
@@ -107,16 +156,8 @@ def visits(folder: Path) -> None:
 
 def test_no_page_has_a_kind_of_snippet_that_is_not_run():
     run = {"python", "sh", "text", "toml"}  # text is output, and TOML is read by the tests of the schema
-    shell = {
-        "README.md",
-        "pbc.md",
-        "sdtm.md",
-        "interruption.md",
-        "scaling.md",
-        "reproduction.md",
-        "report.md",
-        TUTORIAL.name,
-    }
+    shell = {"README.md", "pbc.md", "sdtm.md", "interruption.md", "scaling.md", "reproduction.md", "report.md"}
+    shell |= {"clinical-study.md", TUTORIAL.name, *(page.name for page in SESSIONS)}
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]:
         kinds = set(re.findall(r"^```(\S+)$", path.read_text(encoding="utf-8"), flags=re.M))
         assert kinds <= run, path.name

@@ -36,7 +36,7 @@ class LVAE(GPPriorVAE):
 
     The other arguments are those of `GPPriorVAE`; `patient_effects` is False unless you say otherwise.
 
-    Example:
+    Examples:
         >>> import numpy as np, pandas as pd, lacova
         >>> rng = np.random.default_rng(0)
         >>> table = pd.DataFrame({"id": np.repeat(np.arange(20), 4), "day": np.tile(np.arange(4.0), 20)})
@@ -74,7 +74,7 @@ class GPPVAE(GPPriorVAE):
     Numbers have a squared-exponential kernel, categories the identity. The other arguments are those of `GPPriorVAE`,
     without `prior` and `kernels`; `patient_effects` is False unless you say otherwise.
 
-    Example:
+    Examples:
         >>> import numpy as np, pandas as pd, lacova
         >>> rng = np.random.default_rng(0)
         >>> table = pd.DataFrame({"id": np.repeat(np.arange(20), 4), "angle": np.tile(np.arange(4.0), 20)})
@@ -139,7 +139,7 @@ class GPVAE(Model):
 
     The other arguments are those of `Model`.
 
-    Example:
+    Examples:
         >>> import numpy as np, pandas as pd, lacova
         >>> rng = np.random.default_rng(0)
         >>> table = pd.DataFrame({"id": np.repeat(np.arange(20), 6), "day": rng.uniform(0, 6, 120)})
@@ -212,7 +212,7 @@ class HIVAE(VAE):
 
     The other arguments are those of `VAE`; `networks` must be dense.
 
-    Example:
+    Examples:
         >>> import numpy as np, pandas as pd, lacova
         >>> rng = np.random.default_rng(0)
         >>> ill = rng.random(200) < 0.5

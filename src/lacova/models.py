@@ -344,7 +344,7 @@ class Model(Answering, ABC):
         Args:
             path: where to; an older file there is replaced once the new one is complete.
 
-        Example:
+        Examples:
             >>> import tempfile
             >>> import numpy as np, pandas as pd, lacova
             >>> table = pd.DataFrame({"age": np.linspace(30, 60, 40), "chol": np.linspace(4, 6, 40)})
@@ -407,7 +407,7 @@ class CVAE(Model):
 
     The other arguments are those of `Model`.
 
-    Example:
+    Examples:
         >>> import numpy as np, pandas as pd, lacova
         >>> rng = np.random.default_rng(0)
         >>> age = rng.normal(50, 10, 200)

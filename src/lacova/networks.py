@@ -20,7 +20,8 @@ class Dense:
     """Fully connected encoder and decoder.
 
     Args:
-        encoder, decoder: hidden widths, () for a linear map.
+        encoder: hidden widths, () for a linear map.
+        decoder: the same.
         linear: give the decoder a linear path beside its hidden layers, which then start at zero: what is linear is
             learnt first.
     """
@@ -38,7 +39,8 @@ class Conv:
         image: height and width; the measurements are the pixels, row by row. Both divisible by 4 and at least 12.
         encoder_filters: filters of the two 3×3 convolutions, each of stride 2 and followed by 2×2 max pooling.
         decoder_filters: channels that enter the two 4×4 transposed convolutions of stride 2.
-        encoder, decoder: widths of the dense layers after and before the convolutions.
+        encoder: widths of the dense layers after the convolutions.
+        decoder: widths of the dense layers before the transposed ones.
     """
 
     image: tuple[int, int] = (36, 36)

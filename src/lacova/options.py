@@ -27,9 +27,9 @@ class FitOptions:
         natural_rate: step of the natural gradient of q(v), between 0 and 1.
         patience: epochs without improvement on the validation rows before training stops; None for 30, or more where
             they would be fewer than 400 steps.
-        latent_weight, latent_epochs: the latent KL counts `latent_weight` times at first and falls, geometrically, to
-            once after `latent_epochs` epochs (a third of `max_epochs`). This makes a decoder that sees x learn what x
-            explains before z can take its place; `CVAE` therefore starts at 100.
+        latent_weight: the latent KL counts so many times at first and falls, geometrically, to once. This makes a
+            decoder that sees x learn what x explains before z can take its place; `CVAE` therefore starts at 100.
+        latent_epochs: epochs until it counts once; None for a third of `max_epochs`.
         recall: weight of the term that hides observed covariates from q(x_u | ·) and asks for them; 0 leaves it out.
             Models whose q sees y have 1.
         prior_every: after so many epochs each time, the covariate prior takes a step towards the training covariates as

@@ -29,7 +29,7 @@ def pool(estimates: Any, variances: Any, *, dof: float | None = None, confidence
         statistic and two-sided `p_value` of no effect, `fmi` (fraction of missing information) and `riv` (relative
         increase in variance due to the gaps).
 
-    Example:
+    Examples:
         >>> pool([1.0, 1.2, 1.1], [0.04, 0.05, 0.03]).round(2).loc[0, ["estimate", "std_error"]].to_dict()
         {'estimate': 1.1, 'std_error': 0.23}
     """

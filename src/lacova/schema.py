@@ -57,7 +57,7 @@ class Schema:
             or beyond them it is known only that they lie there.
         units: of measurements or continuous covariates, for plots and reports: `{"bili": "mg/dL", "day": "days"}`.
 
-    Example:
+    Examples:
         >>> schema = Schema(["alt", "ast"], {"age": "continuous", "sex": "categorical"},
         ...                 instance="id", time="day", static=["age", "sex"], bounds={"alt": (0, None)})
         >>> schema.covariates

@@ -30,7 +30,7 @@ def shift_imputed(completed: Frame, original: Any, shifts: Mapping[str, Shift]) 
     Returns:
         a table of the same library as `completed`, observed entries as they were.
 
-    Example:
+    Examples:
         >>> original = pd.DataFrame({"arm": ["a", "b", "b"], "alt": [30.0, None, 40.0]})
         >>> completed = original.fillna({"alt": 35.0})
         >>> shift_imputed(completed, original, {"alt": {"arm": {"a": 0.0, "b": 5.0}}})["alt"].tolist()

@@ -98,8 +98,11 @@ class LacovaImputer(OneToOneFeatureMixin, TransformerMixin, _Estimator):  # type
         categorical_features: names or indices of categorical columns beside those that hold text, categories or truth
             values.
         covariates: how to treat gaps in covariates, as in `lacova.CVAE`.
-        latent_dim, networks: of the model.
-        max_epochs, batch_size, learning_rate: of the training.
+        latent_dim: of the model.
+        networks: of the model.
+        max_epochs: of the training.
+        batch_size: of the training.
+        learning_rate: of the training.
         validation_fraction: share of the rows to stop early on, after `patience` epochs without improvement; None to
             train for all of `max_epochs`.
         device: "auto", "cpu", "cuda", or any torch device.
@@ -111,7 +114,7 @@ class LacovaImputer(OneToOneFeatureMixin, TransformerMixin, _Estimator):  # type
         model_: the fitted `lacova` model; None if no column has two values. Columns of an array are named x0, x1, ...;
             without covariates, `model_.schema` holds one of the name "everything", in which every row says "all".
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> X = np.random.default_rng(0).normal(size=(50, 1)) * [1.0, 2.0, 3.0]
         >>> X[0, 0] = np.nan
@@ -231,8 +234,11 @@ class LacovaRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         categorical_features: names or indices of categorical features beside those that hold text, categories or truth
             values.
         covariates: how to treat gaps in X, as in `lacova.CVAE`.
-        latent_dim, networks: of the model.
-        max_epochs, batch_size, learning_rate: of the training.
+        latent_dim: of the model.
+        networks: of the model.
+        max_epochs: of the training.
+        batch_size: of the training.
+        learning_rate: of the training.
         validation_fraction: share of the rows to stop early on, after `patience` epochs without improvement; None to
             train for all of `max_epochs`.
         device: "auto", "cpu", "cuda", or any torch device.
@@ -241,7 +247,7 @@ class LacovaRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     Attributes:
         model_: the fitted `lacova` model; None if no column of y has two values.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> X = np.random.default_rng(0).normal(size=(50, 3))
         >>> y = X.sum(axis=1)

@@ -26,7 +26,7 @@ class VAE(Model):
 
     The other arguments are those of `Model`, except for those about covariates.
 
-    Example:
+    Examples:
         >>> import numpy as np, pandas as pd, lacova
         >>> rng = np.random.default_rng(0)
         >>> table = pd.DataFrame(rng.normal(size=(200, 1)) + rng.normal(0, 0.2, (200, 3)), columns=["a", "b", "c"])
@@ -65,7 +65,7 @@ class MIWAE(VAE):
 
     The arguments are those of `VAE`.
 
-    Example:
+    Examples:
         >>> import numpy as np, pandas as pd, lacova
         >>> rng = np.random.default_rng(0)
         >>> table = pd.DataFrame(rng.normal(size=(200, 1)) + rng.normal(0, 0.2, (200, 3)), columns=["a", "b", "c"])
@@ -96,7 +96,7 @@ class NotMIWAE(MIWAE):
 
     The other arguments are those of `VAE`.
 
-    Example:
+    Examples:
         >>> import numpy as np, pandas as pd, lacova
         >>> rng = np.random.default_rng(0)
         >>> table = pd.DataFrame(rng.normal(size=(200, 1)) + rng.normal(0, 0.2, (200, 3)), columns=["a", "b", "c"])

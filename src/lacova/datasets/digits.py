@@ -32,7 +32,7 @@ def rotated_digits(
         images: a square image in [0, 1] for class 3 (and 6): `digit_images()` for those of MNIST. By default, the first
             of scikit-learn's 8×8 digits, enlarged.
 
-    Example:
+    Examples:
         >>> table, schema = rotated_digits(1, rows=5)
         >>> table.shape, list(schema.covariates)
         ((5, 1299), ['rotation', 'shift', 'contrast'])

@@ -35,7 +35,7 @@ def health_mnist(
             `missing=0` gives the complete ones.
         source: of the digits, as in `mnist`.
 
-    Example:
+    Examples:
         >>> table, schema = health_mnist(patients=3)
         >>> table.shape, list(schema.covariates), schema.static
         ((60, 1302), ['age', 'onset', 'sex', 'disease', 'location'], ('sex', 'disease', 'location'))

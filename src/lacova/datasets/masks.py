@@ -30,7 +30,7 @@ def mask_at_random(
         static: columns that are constant within a patient. Those among `columns` lose the entries of all visits of a
             patient, or none; the gaps of the other columns are the same with and without it.
 
-    Example:
+    Examples:
         >>> visits = pd.DataFrame({"id": [1, 1, 2, 2, 3, 3], "sex": list("ffmmff"), "dose": range(6)})
         >>> mask_at_random(visits, ["sex", "dose"], 0.4, seed=1, instance="id", static=["sex"])
            id  sex  dose

@@ -40,7 +40,7 @@ def mnist(source: str | PathLike[str] | None = None) -> tuple[Bytes, Labels]:
     Raises:
         DataError: the source is not there, or not what it should be.
 
-    Example:
+    Examples:
         >>> images, labels = mnist()
         >>> images.shape[1:], images.dtype, images.shape[0] == labels.shape[0]
         ((28, 28), dtype('uint8'), True)
@@ -60,7 +60,7 @@ def mnist(source: str | PathLike[str] | None = None) -> tuple[Bytes, Labels]:
 def digit_images(source: str | PathLike[str] | None = None) -> dict[int, npt.NDArray[np.float64]]:
     """The first 3 and the first 6 of `mnist(source)` as images in [0, 1], for `rotated_digits(images=...)`.
 
-    Example:
+    Examples:
         >>> pictures = digit_images()
         >>> sorted(pictures), pictures[3].shape, bool(pictures[6].max() <= 1)
         ([3, 6], (28, 28), True)

@@ -21,7 +21,7 @@ def drop_sparse(
     First the measurements of which less than a share `columns` is observed go, then the rows with less than a share
     `rows` of what is left, then the patients with less than `visits` rows. Rows keep their index.
 
-    Example:
+    Examples:
         >>> table = pd.DataFrame({"id": [1, 1, 2], "alt": [30.0, 31.0, None], "psa": [None, None, None]})
         >>> drop_sparse(table, ["alt", "psa"], "id", visits=2)
         (   id   alt

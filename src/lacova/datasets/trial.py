@@ -112,7 +112,7 @@ def simulated_trial(patients: int = 184, seed: int = 0, *, filtered: bool = True
         seed: of everything random.
         filtered: False for the table before the filter, with the patients that it leaves out: about twice as many.
 
-    Example:
+    Examples:
         >>> table, schema = simulated_trial(patients=20)
         >>> table["id"].nunique(), len(schema.measurements), len(schema.covariates), schema.static
         (20, 28, 23, ('age', 'sex'))
@@ -141,7 +141,7 @@ def simulated_trial_mean(table: pd.DataFrame) -> pd.DataFrame:
 
     About it, a patient's visits of one measurement have variance (0.5² + 0.4²)·sd² and covariance 0.5²·sd².
 
-    Example:
+    Examples:
         >>> table, _ = simulated_trial(patients=20)
         >>> ratio = (table["alt"] - simulated_trial_mean(table)["alt"]).std() / 5.0  # 5.0 is the sd of alt
         >>> bool(0.5 < ratio < 0.8)
@@ -165,7 +165,7 @@ def simulated_trial_effects() -> pd.DataFrame:
 
     Further columns: the sd of the patient's own `level` and of the `noise`. Only the trend over time is not linear.
 
-    Example:
+    Examples:
         >>> simulated_trial_effects().loc["haemoglobin", ["ae_anaemia", "sex", "noise"]].round(2).to_dict()
         {'ae_anaemia': -15.6, 'sex': 7.8, 'noise': 5.2}
     """

@@ -42,7 +42,7 @@ def true_covariates(
         filtered: whether the table was filtered, which tells how often patients are seen.
         sweeps: how often the days of a patient with several missing ones are drawn in turn.
 
-    Example:
+    Examples:
         >>> from lacova.datasets import mask_at_random, simulated_trial
         >>> table, schema = simulated_trial(patients=10)
         >>> gaps = mask_at_random(table, list(schema.covariates), 0.2, 1, instance="id", static=schema.static)

@@ -69,7 +69,7 @@ def run(
         learnt["lacova"], masked["test"], out / "report.html", draws=40, images=(SIDE, SIDE), truth=complete["test"],
         command="lacova demo",
     )  # fmt: skip
-    console.print(f"A report on the model with missing covariates is in {page}; open it in a browser.")
+    console.print(f"A report on the model with missing covariates is in {page}; open it in a browser.", soft_wrap=True)
     return result
 
 

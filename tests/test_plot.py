@@ -15,7 +15,7 @@ from matplotlib.container import BarContainer, ErrorbarContainer
 from lacova import plot
 from lacova.plot.effects import binned
 from lacova.plot.style import COLOURS, DASHES, MARKERS
-from lacova.recovery import LEVELS, recover
+from lacova.recovery import LEVELS, _numbers, recover
 from lacova.schema import DataError
 
 UNITS = {"alt": "U/L", "day": "days", "age": "years"}
@@ -209,6 +209,14 @@ def test_recovery_is_what_it_says(recovery, table):
     assert line["rmse"] == pytest.approx(np.sqrt(((alt["mean"] - alt["truth"]) ** 2).mean()))
     assert (np.diff(recovery.coverage()["found"]) >= 0).all()
     assert recovery.coverage("alt")["n"].iloc[0] == len(alt)
+
+
+def test_pit_is_the_share_of_draws_below_the_truth():
+    drawn = np.arange(999.0)[:, None].repeat(3, 1)
+    found = _numbers("alt", np.arange(3), np.array([-1.0, 249.5, 2000.0]), drawn, np.random.default_rng(0))
+    np.testing.assert_allclose(found["pit"], [0.0, 0.25, 1.0], atol=0.0011)
+    tied = _numbers("alt", np.arange(500), np.zeros(500), np.zeros((99, 500)), np.random.default_rng(0))
+    np.testing.assert_allclose(np.quantile(tied["pit"], [0.25, 0.5, 0.75]), [0.25, 0.5, 0.75], atol=0.06)
 
 
 def test_calibration_and_pit(recovery):

@@ -237,7 +237,8 @@ class Trained:
 
 
 def test_warnings_in_plain_language(model, table):
-    rising, flat = np.linspace(-9, -1, 40), -np.exp(-np.arange(40.0)) + 0.01 * (-1) ** np.arange(40)
+    jitter = 0.05 * (-1.0) ** np.arange(40)
+    rising, flat = np.linspace(-9, -1, 40) + jitter, -np.exp(-np.arange(40.0)) + jitter
     assert "still rising" in not_converged(Trained(elbo=rising))[0]
     assert not_converged(Trained(elbo=flat)) == []
     assert "still rising" in not_converged(Trained(elbo=flat, validation=rising))[0]

@@ -91,12 +91,12 @@ ORDER = [
     "unconditional",
     "family",
     "storage",
-    "comparison",
     "pooling",
     "sensitivity",
     "",  # lacova itself
     "sklearn",
     "datasets*",  # may import from one another
+    "comparison",
     "recovery",
     "plot.style",
     "plot.calibration",

@@ -22,6 +22,7 @@ import torch
 from lacova.answers import MEAN_DRAWS, whole, whole_number
 from lacova.columns import patients, require
 from lacova.dataframes import to_pandas
+from lacova.datasets.masks import mask_at_random
 from lacova.errors import DataError, SchemaError, meant
 from lacova.impute import guessed
 from lacova.interrupt import InterruptedWarning
@@ -182,9 +183,10 @@ def _fold(
     train = rest[~held_out]
     validation = _known(rest[held_out], train, schema) if held_out.any() else None
     test = _known(test, train, schema)
-    open_x = _hide(test, schema, list(schema.measurements), hide, rng)
     names = [name for name in schema.covariates if name != schema.time]
-    return _Fold(train, validation, test, _hide(open_x, schema, names, hide, rng), open_x)
+    losing, lot = [*schema.measurements, *names], int(rng.integers(2**32))
+    hidden = mask_at_random(test, losing, hide, lot, instance=schema.instance, static=schema.static)
+    return _Fold(train, validation, test, hidden, hidden.assign(**test[names]))
 
 
 def _known(part: pd.DataFrame, train: pd.DataFrame, schema: Schema) -> pd.DataFrame:
@@ -192,21 +194,6 @@ def _known(part: pd.DataFrame, train: pd.DataFrame, schema: Schema) -> pd.DataFr
     coded = [name for name, kind in schema.covariates.items() if kind == "categorical"]
     coded += [name for name in schema.measurements if schema.kinds.get(name) in LEVELS]
     return part.assign(**{name: part[name].where(part[name].isin(train[name].dropna().unique())) for name in coded})
-
-
-def _hide(
-    frame: pd.DataFrame, schema: Schema, names: list[str], share: float, rng: np.random.Generator
-) -> pd.DataFrame:  # fmt: skip
-    """A copy without a share of the entries of some columns; a static one loses those of all visits or of none."""
-    holes = rng.random((len(frame), len(names))) < share
-    patient, labels = patients(frame, schema.instance)
-    if patient is not None:
-        static = [name in schema.static for name in names]
-        holes[:, static] = (rng.random((len(labels), len(names))) < share)[np.asarray(patient)][:, static]
-    hidden = frame.copy()
-    if names:
-        hidden[names] = hidden[names].mask(holes)
-    return hidden
 
 
 def _fitted_scores(

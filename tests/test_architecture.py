@@ -14,6 +14,7 @@ ROOT = Path(lacova.__file__).parent
 ORDER = [
     "version",
     "errors",
+    "masks",
     "atomic",
     "archive",
     "dataframes",
@@ -93,10 +94,10 @@ ORDER = [
     "storage",
     "pooling",
     "sensitivity",
+    "comparison",
     "",  # lacova itself
     "sklearn",
     "datasets*",  # may import from one another
-    "comparison",
     "recovery",
     "plot.style",
     "plot.calibration",

@@ -21,12 +21,12 @@ from tools import notebooks
 import lacova.comparison
 import lacova.datasets.digits
 import lacova.datasets.health
-import lacova.datasets.masks
 import lacova.datasets.sources
 import lacova.datasets.sparse
 import lacova.datasets.trial
 import lacova.datasets.truth
 import lacova.family
+import lacova.masks
 import lacova.models
 import lacova.pooling
 import lacova.schema
@@ -257,7 +257,7 @@ def test_the_shell_of_the_page_on_scaling(block, tmp_path):
         lacova.sklearn,
         lacova.datasets.digits,
         lacova.datasets.health,
-        lacova.datasets.masks,
+        lacova.masks,
         lacova.datasets.sources,
         lacova.datasets.sparse,
         lacova.datasets.trial,

@@ -22,10 +22,10 @@ import torch
 from lacova.answers import MEAN_DRAWS, whole, whole_number
 from lacova.columns import patients, require
 from lacova.dataframes import to_pandas
-from lacova.datasets.masks import mask_at_random
 from lacova.errors import DataError, SchemaError, meant
 from lacova.impute import guessed
 from lacova.interrupt import InterruptedWarning
+from lacova.masks import mask_at_random
 from lacova.measurements import LEVELS
 from lacova.models import Model
 from lacova.options import FitOptions, TrainingError

@@ -11,8 +11,8 @@ import pandas as pd
 
 from lacova.answers import whole
 from lacova.dataframes import to_pandas
-from lacova.datasets.masks import mask_at_random
 from lacova.errors import DataError
+from lacova.masks import mask_at_random
 from lacova.models import Model
 from lacova.schema import Schema
 

@@ -193,7 +193,7 @@ def _mixed(task: Task, name: str, shift: float, scale: float) -> tuple[Floats, F
             fit = sm.MixedLM(
                 (y[seen] - middle) / unit, x[seen], groups=train[instance].to_numpy()[seen], exog_re=z[seen]
             ).fit(reml=True, method=["lbfgs", "powell"])
-            beta, cov, noise = fit.fe_params, np.asarray(fit.cov_re), float(fit.scale)
+            beta, cov, noise = fit.fe_params, np.asarray(fit.cov_re), max(float(fit.scale), 1e-6)
         except (np.linalg.LinAlgError, ValueError):  # next to no variance within patients, or between them
             beta, cov, noise = np.zeros(x.shape[1]), np.zeros((2, 2)), 1.0
     x, z = design(task.test)

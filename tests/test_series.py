@@ -1,5 +1,7 @@
 """GPVAE: its prior, its chain and its predictions against dense algebra, row by row."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -169,7 +171,7 @@ def test_rows_without_measurements_add_nothing_wherever_they_are():
     encoder.head = Told(encoder.measurements.width)
     features = torch.cat(told, dim=1)
     less = encoder.latents(fewer.y, fewer, features[kept])
-    wide = encoder.latents(batch.y, batch, features, visits=7)
+    wide = encoder.latents(batch.y, replace(batch, longest=7), features)
     values = [
         prior().kl(scenarios(b), b, found, belief(b)).latent for b, found in ((batch, q), (fewer, less), (batch, wide))
     ]

@@ -49,8 +49,8 @@ class ChainEncoder(Encoder):
         with torch.no_grad():
             last.bias[latent_dim : 2 * latent_dim] += START
 
-    def latents(self, y: Tensor, batch: Batch, features: Tensor, visits: int | None = None) -> Latents:
-        """q(Z) of a batch, of which the network sees y; `visits` is the most per patient, where that is known."""
+    def latents(self, y: Tensor, batch: Batch, features: Tensor) -> Latents:
+        """q(Z) of a batch, of which the network sees y."""
         time = batch.x[:, self.time]
         if batch.given is not None:
             time = torch.where(batch.x_mask[:, self.time], time, batch.given.belief.mean[:, self.time])
@@ -64,7 +64,7 @@ class ChainEncoder(Encoder):
         out = self.head(torch.cat(seen, dim=1)).unflatten(1, (3 if self.banded else 2, -1))
         out = torch.empty_like(out).index_copy(0, line.order, out)  # as the rows stand in the batch
         mean, spread = out[:, 0], (0.5 * out[:, 1].clamp(*LOG_VAR_RANGE)).exp()
-        chain = line.chain(spread, out[:, 2].tanh() if self.banded else torch.zeros_like(mean), visits)
+        chain = line.chain(spread, out[:, 2].tanh() if self.banded else torch.zeros_like(mean), batch.longest)
         with_y = batch.y_mask.any(1)[:, None]
         places = torch.where(chain.filled, chain.places, len(mean)).flatten()
         marginal = chain.root.square().sum(-1).movedim(0, -1).flatten(0, 1)
@@ -88,9 +88,9 @@ class _Line:
         self.order, self.counts, self.last = order, counts[:-1], counts[here] - 1
         self.rank = torch.arange(len(order), device=order.device) - self.start[here]
 
-    def chain(self, spread: Tensor, coefficient: Tensor, visits: int | None) -> Chain:
+    def chain(self, spread: Tensor, coefficient: Tensor, longest: int | None) -> Chain:
         """With R = B⁻¹ from the standard deviations and coefficients of each row (N×L)."""
-        size = max(1, int(self.counts.max()) if visits is None else visits)
+        size = max(1, int(self.counts.max()) if longest is None else longest)
         place = torch.arange(size, device=spread.device)
         filled = place < self.counts[:, None]
         at = torch.where(filled, self.start[:-1, None] + place, 0)

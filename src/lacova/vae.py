@@ -113,8 +113,8 @@ class ConditionalVAE(nn.Module):
         """Mean and variance of q(z_i) for each row (N̂×L each)."""
         return self.latents(batch)[:2]
 
-    def latents(self, batch: Batch, visits: int | None = None) -> Latents:
-        """q(Z) of the rows; `visits` is the most per patient, where that is known without looking.
+    def latents(self, batch: Batch) -> Latents:
+        """q(Z) of the rows.
 
         Where patients have levels of their own, the encoder sees its patient's usual, and what a row has beyond it.
         """
@@ -129,7 +129,7 @@ class ConditionalVAE(nn.Module):
             else:
                 y = y - usual
         if isinstance(self.encoder, ChainEncoder):
-            return self.encoder.latents(y, batch, features, visits)
+            return self.encoder.latents(y, batch, features)
         return Latents(*self.encoder(y, batch.y_mask, features))
 
     def decode(self, z: Tensor, x: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from lacova.covariates.longitudinal import LongitudinalPrior
 from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import FactorisedPrior, JointPrior
 from lacova.covariates.recall import LEAST, MOST, hidden_share, hide, recall
+from lacova.covariates.space import CovariateSpace
 from lacova.rows import TableRows
 from lacova.table import Table
 from tests.covariates import cases
@@ -150,3 +151,33 @@ def test_in_training_the_prior_is_asked_again():
     changed = t.x_mask.any(1) & (t.x_mask != hidden.x_mask).any(1)
     assert changed.any()
     assert not torch.allclose(hidden.given.belief.mean[changed], rows.shown.table.given.belief.mean[changed])
+
+
+def test_a_category_is_learnt_beside_numbers_that_are_known_exactly():
+    """Two clocks that tell each other's time at every visit, and a sex that shows, faintly, in many measurements."""
+    rng = np.random.default_rng(0)
+    patients, visits, signs = 150, 10, 200
+    sex = np.repeat(rng.integers(2, size=patients), visits)
+    clock = np.tile(np.linspace(-1.7, 1.7, visits), patients)
+    y = (2 * sex - 1)[:, None] * rng.choice([-1, 1], signs) + 1.7 * rng.normal(size=(patients * visits, signs))
+    x = torch.tensor(np.column_stack([clock, clock, sex]), dtype=torch.float32)
+    space = CovariateSpace(("one", "other", "sex"), (0, 0, 2), (False, False, True))
+    shown = Table(
+        torch.tensor(0.05 * y, dtype=torch.float32), torch.ones(y.shape, dtype=torch.bool), x,
+        torch.ones(x.shape, dtype=torch.bool), torch.arange(patients).repeat_interleave(visits), tuple(range(patients)),
+    )  # fmt: skip
+    prior = LongitudinalPrior.learn(space, shown, 0, seed=0, components=1)
+    torch.manual_seed(0)
+    q = AmortisedPosterior(space, signs, FactorisedPrior.learn(space, shown))
+    optimiser = torch.optim.Adam(q.parameters(), 1e-3)
+    order, rows = torch.Generator().manual_seed(1), Batches(shown)
+    for step in range(60):
+        hidden = hide(shown, space, torch.full((3,), 0.2), torch.Generator().manual_seed(step))
+        some = torch.randperm(patients, generator=order)[:20]
+        asked = Batches(replace(hidden, given=prior.prepare(hidden))).batch(some)
+        optimiser.zero_grad()
+        (-recall(q(asked), rows.batch(some), asked, space)).backward()
+        optimiser.step()
+    blind = replace(shown, x_mask=shown.x_mask & torch.tensor([True, True, False]))
+    law = q(Batches(replace(blind, given=prior.prepare(blind))).batch(torch.arange(patients)))
+    assert (law.log_prob[:, 2].argmax(1) == x[:, 2]).float().mean() > 0.95

@@ -17,7 +17,10 @@ from lacova.networks import mlp
 
 
 class AmortisedPosterior(nn.Module):
-    """Normal and categorical beliefs from one network that sees values, masks, and what the prior says given x_o.
+    """Normal and categorical beliefs from networks that see values, masks, and what the prior says given x_o.
+
+    Numbers and categories have a network each: the gradients of a number that is known within a hundredth of its spread
+    are so much larger than those of a category that one network would never learn the category.
 
     Categorical probabilities start at the prior's given x_o. So do normals where `continuous_start` is "given"; with
     "marginal" they start at the column's overall law, which lets them leave a prior with several modes.
@@ -51,13 +54,15 @@ class AmortisedPosterior(nn.Module):
         self.register_buffer("base_log_var", marginal.var.log())
         if not columns:
             return  # nothing to have beliefs about
-        self.inner = nn.Linear(inputs, hidden[0])
-        self.look = nn.Linear(seen, hidden[0], bias=False) if seen else None
+        wanted = ((space.continuous, 2), (space.categorical, space.max_levels))
+        outputs = [len(kind) * each for kind, each in wanted if kind]
+        self.inner = nn.Linear(inputs, len(outputs) * hidden[0])  # the first layers of all networks, side by side
+        self.look = nn.Linear(seen, len(outputs) * hidden[0], bias=False) if seen else None
         reach = (inputs + seen) ** -0.5  # both start as the halves of one layer would
         for layer in (self.inner, self.look):
             for parameter in () if layer is None else layer.parameters():
                 nn.init.uniform_(parameter, -reach, reach)
-        self.network = mlp([*hidden, columns * (2 + space.max_levels)])
+        self.networks = nn.ModuleList(mlp([*hidden, width]) for width in outputs)
 
     def sight(self, batch: Batch) -> Tensor | None:
         """What the first layer makes of y_o, which does not depend on x: to be shared between calls; None if unseen."""
@@ -74,9 +79,9 @@ class AmortisedPosterior(nn.Module):
             torch.cat([self.space.features(batch.x, batch.x_mask), *self._prior_features(prior)], dim=1)
         )
         sight = self.sight(batch) if sight is None else sight
-        out = self.network(torch.relu(hidden if sight is None else hidden + sight))
-        out = out.unflatten(1, (len(self.space.names), -1))
-        out = self._pool_static(out, batch)
+        seen = torch.relu(hidden if sight is None else hidden + sight).chunk(len(self.networks), dim=1)
+        found = [network(part) for network, part in zip(self.networks, seen, strict=True)]
+        out = self._pool_static(self._by_column(found), batch)
         if self.continuous_start == "given":
             start_mean, start_log_var = prior.mean, prior.var.log()
         else:
@@ -85,6 +90,16 @@ class AmortisedPosterior(nn.Module):
         # 8·tanh(·/8) is the identity near 0 and keeps variances within e^±8 of where they start.
         var = (start_log_var + 8.0 * torch.tanh(out[..., 1] / 8.0)).exp()
         return Belief(mean, var, torch.log_softmax(prior.log_prob + out[..., 2:], dim=-1))
+
+    def _by_column(self, found: list[Tensor]) -> Tensor:
+        """Of every column its mean, log variance and logits (N×Q×(2+levels)); 0 where it has none."""
+        space, first = self.space.on(found[0].device), found[0]
+        out = first.new_zeros(len(first), len(self.space.names), 2 + self.space.max_levels)
+        if self.space.continuous:
+            out[:, space.continuous, :2] = first.unflatten(1, (-1, 2))
+        if self.space.categorical:
+            out[:, space.categorical, 2:] = found[-1].unflatten(1, (-1, self.space.max_levels))
+        return out
 
     def _prior_features(self, prior: Belief) -> list[Tensor]:
         c = self.space.on(prior.mean.device).continuous

@@ -118,7 +118,8 @@ class TrialLaw:
     """p(x_u | x_o) of the simulated trial, given all of a patient's visits."""
 
     def draw(self, x: Floats, patient: Codes, draws: int, rng: np.random.Generator) -> Floats:
-        return true_covariates(pd.DataFrame(x, columns=list(COVARIATES)).assign(id=patient), draws, rng)
+        table = pd.DataFrame(x, columns=list(COVARIATES)).round({COVARIATES[0]: 0})  # days, scaled in single precision
+        return true_covariates(table.assign(id=patient), draws, rng)
 
     def moments(self, x: Floats, patient: Codes) -> Moments:
         """From draws."""

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -78,3 +79,8 @@ def test_lacova_completes_tables_through_its_public_interface(monkeypatch):
             assert table.notna().all().all()
             np.testing.assert_allclose(table["bmi"][gappy["bmi"].notna()], gappy["bmi"].dropna())
         assert not np.allclose(tables[0]["pressure"], tables[-1]["pressure"])
+
+
+def test_the_page_shows_the_table_of_the_results():
+    page = (Path(rubin.__file__).parents[2] / "docs" / "multiple-imputation.md").read_text(encoding="utf-8")
+    assert rubin.brief(rubin.RESULTS) in page

@@ -1,7 +1,7 @@
 """Bias and coverage of regression coefficients from incomplete tables, pooled by Rubin's rules; the truth is known.
 
     python -m reproduction.clinical.rubin run --workers 2
-    python -m reproduction.clinical.rubin table
+    python -m reproduction.clinical.rubin table [--markdown]
 
 Each repetition draws 300 rows (age and bmi correlated, arm, pressure) and makes gaps in bmi and pressure that are
 missing at random: in one half of the rows, chosen at random, pressure may be missing, the more so the higher age is; in
@@ -30,6 +30,7 @@ from scipy.special import expit
 
 from reproduction import results
 from reproduction.pool import work
+from reproduction.report import markdown
 
 RESULTS = Path(__file__).with_name("rubin.jsonl")
 KEY = ("setting", "repetition", "method")
@@ -41,6 +42,7 @@ GAPS = ["bmi", "pressure"]
 # another table of the same law. What this study reports was not looked at.
 DECODER, LATENT_DIM = (8,), 1
 TRAINING: dict[str, Any] = {"max_epochs": 100, "learning_rate": 0.01}
+WEIGHTED = {"importance": 5, "prior_every": 5}
 FITS = 5  # of "lacova, bootstrap"
 
 Tables = Iterator[pd.DataFrame]
@@ -109,15 +111,16 @@ def by_lacova(table: pd.DataFrame, gappy: pd.DataFrame, seed: int) -> Tables:
 
 def by_weights(table: pd.DataFrame, gappy: pd.DataFrame, seed: int) -> Tables:
     """The importance-weighted bound, draws by their weights, and a prior of covariates that learns from all rows."""
-    drawn = _fit(gappy, seed, importance=5, prior_every=5).impute(gappy, draws=TABLES, seed=seed)
+    drawn = _fit(gappy, seed, **WEIGHTED).impute(gappy, draws=TABLES, seed=seed)
     yield from (completed for _, completed in drawn.groupby("draw"))
 
 
 def by_bootstrap(table: pd.DataFrame, gappy: pd.DataFrame, seed: int) -> Tables:
-    """Fits to bootstrap samples of the rows, so that draws also know the spread of the weights."""
+    """The same, fitted to bootstrap samples of the rows, so that draws also know the spread of the weights."""
     for fit in range(FITS):
         rows = np.random.default_rng([seed, fit]).integers(len(gappy), size=len(gappy))
-        drawn = _fit(gappy.iloc[rows].reset_index(drop=True), seed + fit).impute(gappy, draws=TABLES // FITS, seed=fit)
+        model = _fit(gappy.iloc[rows].reset_index(drop=True), seed + fit, **WEIGHTED)
+        drawn = model.impute(gappy, draws=TABLES // FITS, seed=fit)
         yield from (completed for _, completed in drawn.groupby("draw"))
 
 
@@ -198,6 +201,21 @@ def table(file: Path) -> pd.DataFrame:
     return found.loc[order.sort_values(["setting", "coefficient"], kind="stable").index]
 
 
+def brief(file: Path) -> str:
+    """The same as Markdown, a column per method: bias, coverage and width."""
+    lines = table(file)
+    methods = [name for name in METHODS if (lines["method"] == name).any()]
+    rows = []
+    for (setting, term, truth), here in lines.groupby(["setting", "coefficient", "truth"], sort=False):
+        by = here.set_index("method")
+        cells = []
+        for name in methods:
+            bias, coverage = by.at[name, "bias"].split()[0], float(by.at[name, "coverage, %"].split()[0])
+            cells.append(f"{bias}, {coverage:.0f}%, {float(by.at[name, 'width']):.2f}".replace("-", "−"))
+        rows.append([setting, term, f"{truth:.1f}", *cells])
+    return markdown(["truth", "coefficient", "value", *methods], rows)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("run", "table"))
@@ -206,11 +224,12 @@ def main() -> int:
     parser.add_argument("--repetitions", type=int, default=REPETITIONS)
     parser.add_argument("--first", type=int, default=0, help="number of the first repetition, which is its seed")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--markdown", action="store_true", help="the table of docs/multiple-imputation.md")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     if options.action == "run":
         return 1 if run(options) else 0
-    print(table(options.results).to_string(index=False))
+    print(brief(options.results) if options.markdown else table(options.results).to_string(index=False))
     return 0
 
 

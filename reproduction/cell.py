@@ -20,16 +20,8 @@ MODELS = {"cvae": lacova.CVAE, "gp": lacova.GPPriorVAE}
 def compute(job: Job, wanted: Sequence[str], sources: Sources, device: str) -> list[dict[str, Any]]:
     """Fit one model and score it as each of the `wanted` methods: a line of the results file each."""
     data = study(job.dataset, job.rows, job.missing, job.seed, sources)
-    seen_all = job.covariates == "oracle"
-    given = {part: data.seen(part) if seen_all else data.masked[part] for part in data.masked}
-    # Where a covariate does not exist for some (the onset of the healthy), the oracle takes its mean for them.
-    exists = not any(data.complete[part][data.x].isna().any(axis=None) for part in data.complete)
-    treatment = "mean" if seen_all and not exists else job.covariates
     started = time.perf_counter()
-    model = MODELS[job.model](data.schema, networks=job.preset, covariates=treatment, **job.settings)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="measurement column.* constant")  # the margins of clean images are
-        model.fit(given["train"], given["validation"], seed=job.seed, device=device, progress=False, **job.fit)
+    model = fit(job, data, device)
     seconds = time.perf_counter() - started
     about = {"epochs": len(model.training), "seconds": round(seconds, 1), "device": device}
     about |= {"version": lacova.__version__, "settings": job.digest(fingerprint(job.dataset, sources))}
@@ -41,6 +33,19 @@ def compute(job: Job, wanted: Sequence[str], sources: Sources, device: str) -> l
         rounded = {name: None if value is None else round(value, 6) for name, value in found.items()}
         lines.append(job.base(method) | rounded | about)
     return lines
+
+
+def fit(job: Job, data: Study, device: str) -> Model:
+    seen_all = job.covariates == "oracle"
+    given = {part: data.seen(part) if seen_all else data.masked[part] for part in data.masked}
+    # Where a covariate does not exist for some (the onset of the healthy), the oracle takes its mean for them.
+    exists = not any(data.complete[part][data.x].isna().any(axis=None) for part in data.complete)
+    treatment = "mean" if seen_all and not exists else job.covariates
+    model = MODELS[job.model](data.schema, networks=job.preset, covariates=treatment, **job.settings)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="measurement column.* constant")  # the margins of clean images are
+        model.fit(given["train"], given["validation"], seed=job.seed, device=device, progress=False, **job.fit)
+    return model
 
 
 def know_the_law(model: Model, job: Job) -> None:

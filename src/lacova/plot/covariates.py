@@ -27,7 +27,7 @@ def covariate(
         data: rows with measurements and covariates.
         name: the covariate.
         row: the number of the row in `data`, from 0; None for the first in which it is missing.
-        truth: its true value, where it is known.
+        truth: its true value, where it is known, or the same rows without gaps.
         draws: of each law.
         seed: of the draws.
         ax: where to draw; None for a new figure.
@@ -41,6 +41,13 @@ def covariate(
     row = int(gaps[0]) if row is None else row
     if row not in gaps:
         raise DataError(f"covariate {name!r} is not missing in row {row}; it is in rows {_some(gaps)}.")
+    if not pd.api.types.is_scalar(truth):
+        complete = table(truth, schema)
+        if len(complete) != len(frame):
+            raise DataError(
+                f"truth has {len(complete)} row(s), data {len(frame)}; expected the same rows, or one value."
+            )
+        truth = complete[name].iloc[row]
     one = frame.iloc[[row]]
     if schema.instance is not None:
         one = frame[frame[schema.instance] == frame.loc[row, schema.instance]]

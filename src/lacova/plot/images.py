@@ -8,15 +8,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap
+from matplotlib.colors import LinearSegmentedColormap, ListedColormap
 
-from lacova.plot.style import ORANGE, new_axes
+from lacova.plot.style import new_axes
 
 Floats = npt.NDArray[np.float64]
+# Missing pixels are lighter than the brightest of the others, so that they can be told apart in greyscale too.
+GREYS = LinearSegmentedColormap.from_list("greys", ["black", "#b0b0b0"])
+MISSING = ListedColormap(["#ffd3a3"])
 
 
 def images(rows: Mapping[str, Any], shape: tuple[int, int], *, most: int = 8, ax: Axes | None = None) -> Axes:
-    """A grid with a line per kind of image, such as true, masked and imputed; missing pixels are hatched.
+    """A grid with a line per kind of image, such as true, masked and imputed; missing pixels are light orange.
 
     Args:
         rows: by the name of the line, a table or array with an image per row and a pixel per column.
@@ -39,13 +42,11 @@ def images(rows: Mapping[str, Any], shape: tuple[int, int], *, most: int = 8, ax
     ax = new_axes(ax, (0.8 + 0.95 * count, 0.3 + 0.95 * len(lines) * height / width))
     known = np.concatenate([values.ravel() for values in lines.values()])
     extent = (0, mosaic.shape[1], mosaic.shape[0], 0)
-    ax.imshow(np.ma.masked_invalid(mosaic), cmap="gray", vmin=np.nanmin(known), vmax=np.nanmax(known), extent=extent,
-              interpolation="nearest")  # fmt: skip
-    holes = np.ma.masked_where(~np.isnan(mosaic) | np.isinf(mosaic), np.ones(mosaic.shape))
+    place: dict[str, Any] = {"extent": extent, "interpolation": "nearest"}
+    ax.imshow(np.ma.masked_invalid(mosaic), cmap=GREYS, vmin=np.nanmin(known), vmax=np.nanmax(known), **place)
+    holes = np.ma.masked_where(~np.isnan(mosaic), np.ones(mosaic.shape))
     if holes.count():
-        edges = [np.arange(size + 1) for size in mosaic.shape]
-        paint = ListedColormap([ORANGE])
-        ax.pcolor(edges[1], edges[0], holes, cmap=paint, hatch="////", edgecolor="#7a3500", linewidth=0)
+        ax.imshow(holes, cmap=MISSING, **place)
     ax.set(xlim=extent[:2], ylim=extent[2:], xticks=[], aspect="equal")
     ax.set_yticks([(k + 0.5) * (height + 1) for k in range(len(lines))], list(lines))
     ax.tick_params(axis="y", length=0)

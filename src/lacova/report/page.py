@@ -275,8 +275,8 @@ def _images(picture: bytes) -> str:
     data = base64.b64encode(picture).decode()
     return (
         '<figure><img alt="Grid of images: a line each of true images where known, of images with missing pixels '
-        f'hatched, and of imputed images" src="data:image/png;base64,{data}"><figcaption>Hatched pixels are missing.'
-        "</figcaption></figure>"
+        f'light orange, and of imputed images" src="data:image/png;base64,{data}">'
+        "<figcaption>Light orange pixels are missing.</figcaption></figure>"
     )
 
 

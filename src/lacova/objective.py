@@ -71,7 +71,7 @@ def elbo(
 def bound(vae: ConditionalVAE, batch: Batch, how: Plan, noise: Noise, q_x: Belief | None = None) -> Terms:
     """The estimate with given scenarios and noise; nothing in it makes the host wait for the device."""
     q_x = vae.covariate_posterior(batch) if q_x is None else q_x
-    q_z = vae.latents(batch)
+    q_z = vae.latents(batch, noise.hidden)
     scenarios = how.scenarios(q_x, batch, vae.space, noise)
     kl_covariates = batch.scale * vae.covariate_prior.kl(q_x, scenarios, batch)
     prior = vae.prior.kl(scenarios, batch, q_z, q_x)

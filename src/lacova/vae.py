@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -104,20 +104,28 @@ class ConditionalVAE(nn.Module):
             every_unit=self.decoder_sees_x, columns=self.prior.scenario_columns, integrate=self.prior.integrates,
         )  # fmt: skip
 
-    def noise(self, batch: Batch, samples: int, generator: torch.Generator) -> Noise:
-        """All the noise that one estimate of the bound needs."""
+    def noise(self, batch: Batch, samples: int, generator: torch.Generator, hide: float = 0.0) -> Noise:
+        """All the noise that one estimate of the bound needs; up to the share `hide` of a row is not encoded."""
         seen = 0 if self.missingness is None else len(self.measurements)
-        return Noise.draw(batch.x, samples, self.latent_dim, self.space, generator, seen)
+        noise = Noise.draw(batch.x, samples, self.latent_dim, self.space, generator, seen)
+        if not hide:
+            return noise
+        n = len(batch.x)
+        where: dict[str, Any] = {"generator": generator, "device": batch.x.device}
+        share = hide * torch.rand(n, 1, **where)
+        return replace(noise, hidden=torch.rand(n, len(self.measurements), **where) < share)
 
     def encode(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Mean and variance of q(z_i) for each row (N̂×L each)."""
         return self.latents(batch)[:2]
 
-    def latents(self, batch: Batch) -> Latents:
-        """q(Z) of the rows.
+    def latents(self, batch: Batch, hidden: Tensor | None = None) -> Latents:
+        """q(Z) of the rows, which does not look at `hidden` measurements (N̂×D).
 
         Where patients have levels of their own, the encoder sees its patient's usual, and what a row has beyond it.
         """
+        if hidden is not None:
+            batch = replace(batch, y_mask=batch.y_mask & ~hidden)
         y, features = batch.y, self.space.features(batch.x, batch.x_mask)
         if self.intercepts is not None:
             nothing = y.new_zeros(len(y), self.measurements.output_width)

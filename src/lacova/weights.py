@@ -75,7 +75,7 @@ def weigh(
     x = _draw_covariates(q_x, batch, vae.space, noise)
     flat = x.flatten(0, 1)
     entries = beliefs.free_entries(batch, vae.space) if together else ~batch.x_mask
-    mean, var = vae.encode(batch)
+    mean, var = vae.latents(batch, noise.hidden)[:2]
     if blind:
         group = torch.arange(draws * n, device=x.device)
         prior_mean, prior_var = (part.unflatten(0, (draws, n)) for part in vae.prior.predict(flat, group))

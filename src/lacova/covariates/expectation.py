@@ -72,13 +72,15 @@ class Scenarios:
 class Noise:
     """All that is random in one step: standard normals for x (S×N×Q) and z (S×N×L), uniforms for levels (S'×N×Q).
 
-    Also standard normals for y (S×N×D), where a model looks at what gaps in y may hide.
+    Also standard normals for y (S×N×D), where a model looks at what gaps in y may hide, and the measurements (N×D) that
+    are hidden from the encoder, where some are.
     """
 
     x: Tensor
     z: Tensor
     level: Tensor
     y: Tensor | None = None
+    hidden: Tensor | None = None
 
     @classmethod
     def draw(
@@ -97,7 +99,8 @@ class Noise:
     def rows(self, rows: slice) -> Noise:
         """That of some of the rows."""
         y = None if self.y is None else self.y[:, rows]
-        return Noise(self.x[:, rows], self.z[:, rows], self.level[:, rows], y)
+        hidden = None if self.hidden is None else self.hidden[rows]
+        return Noise(self.x[:, rows], self.z[:, rows], self.level[:, rows], y, hidden)
 
 
 @dataclass(frozen=True)

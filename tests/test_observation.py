@@ -213,7 +213,7 @@ def test_nll_of_a_log_normal_column_is_in_its_own_units():
     got = fitted.score(frame, columns=True, draws=5)["nll"]
     assert got["y"] == pytest.approx(expected["y"], rel=1e-4)
     assert got["n"] == pytest.approx(expected["n"], rel=1e-3)
-    both = fitted.log_likelihood(frame, draws=3)
+    both = fitted.log_likelihood(frame, draws=500)  # q is not the prior after an epoch: few draws fall short
     assert both.mean() == pytest.approx(-expected["y"] - expected["n"], rel=1e-3)
 
 

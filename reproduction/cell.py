@@ -36,6 +36,7 @@ def compute(job: Job, wanted: Sequence[str], sources: Sources, device: str) -> l
 
 
 def fit(job: Job, data: Study, device: str) -> Model:
+    """The job's model, trained on what its treatment of gaps may see."""
     seen_all = job.covariates == "oracle"
     given = {part: data.seen(part) if seen_all else data.masked[part] for part in data.masked}
     # Where a covariate does not exist for some (the onset of the healthy), the oracle takes its mean for them.
@@ -49,7 +50,7 @@ def fit(job: Job, data: Study, device: str) -> Model:
 
 
 def know_the_law(model: Model, job: Job) -> None:
-    """Let a model that was trained with complete covariates draw missing ones from the generator's own law."""
+    """Let a fitted model draw missing covariates from the generator's own law, whatever it was trained with."""
     codec, vae = model._fitted()
     model._fill = None
     vae.covariate_prior = TruePrior(law_of(job.dataset), codec, job.seed)

@@ -50,6 +50,8 @@ def test_the_encoder_does_not_see_them_and_the_bound_asks_for_all(estimate, monk
 
     found, thinned = terms(batch, noise), replace(batch, y_mask=batch.y_mask & ~noise.hidden)
     q_z, bare = vae.latents(thinned), replace(noise, hidden=None)
+    junk = replace(batch, y=torch.where(noise.hidden, batch.y + 9.0, batch.y))
+    assert_close(vae.latents(junk, noise.hidden)[:2], q_z[:2])
     assert (found - terms(thinned, bare)).abs()[0] > 1.0  # fewer measurements are asked for there
     monkeypatch.setattr(vae, "latents", lambda *_: q_z)
     assert_close(found, terms(batch, bare))

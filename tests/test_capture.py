@@ -70,7 +70,7 @@ def lesson_of(make, cap, device="cpu"):
     vae = model._assemble(codec, encoded, 0).double().to(device)
     importance = 4 if "weighted" in make or "miwae" in make else 1
     recall = float(model.covariates == "joint")
-    options = FitOptions(batch_size=7, recall=recall, cap=cap, max_epochs=1, importance=importance, hide=0.4)
+    options = FitOptions(batch_size=7, recall=recall, cap=cap, max_epochs=1, importance=importance, encoder_dropout=0.4)
     rows = TableRows(encoded, hidden_share(encoded), options, torch.device(device))
     rows.prepare(vae)
     return vae, options, rows
@@ -88,7 +88,7 @@ def test_padding_counts_for_nothing(make, cap):
         if not len(lesson.how.open):
             sizes["open"] = 0
         large = padded(lesson, sizes, 7)
-        noise = vae.noise(large.shown, options.draws, torch.Generator().manual_seed(0), options.hide)
+        noise = vae.noise(large.shown, options.draws, torch.Generator().manual_seed(0), options.encoder_dropout)
         small = noise.rows(slice(len(lesson.shown)))
         found = []
         for batch, numbers in ((lesson, small), (large, noise)):

@@ -306,15 +306,14 @@ def test_from_the_shell(tmp_path, capsys):
         assert said in capsys.readouterr().err
 
 
-def test_the_table_of_real_data_shows_means_over_folds(tmp_path, monkeypatch):
+def test_the_table_of_real_data_shows_means_over_folds(tmp_path):
     from reproduction.models import compare as program
 
-    monkeypatch.setattr(program, "FOLDER", tmp_path)
     lines = [
         {"key": f"{name}{k}", "model": name, "fold": k, "rmse": k + 1.0} for name in ("CVAE", "VAE") for k in (0, 1)
     ]
     (tmp_path / "pbc.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = program.table("pbc")
+    found = program.table("pbc", tmp_path)
     assert found.index.tolist() == ["VAE", "CVAE"]
     assert found["rmse"].tolist() == ["1.500 ± 0.500"] * 2
     assert program.markdown(found).split("\n")[2] == "| `VAE` | 1.500 ± 0.500 | 2 |"

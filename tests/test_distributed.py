@@ -78,7 +78,7 @@ def close(found, expected, rtol):
 
 def taken(vae, lesson):
     """Gradients, terms and statistics of one part of a step."""
-    noise = lesson.noise(vae, 1, torch.Generator().manual_seed(7), hide=0.5)
+    noise = lesson.noise(vae, 1, torch.Generator().manual_seed(7), dropout=0.5)
     value, terms, statistics = loss(vae, lesson, noise, 3.0, 1.0)
     vae.zero_grad()
     value.backward()

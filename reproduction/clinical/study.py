@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import sys
 import time
@@ -38,12 +39,14 @@ OURS: dict[str, dict[str, Any]] = {  # one setting for all tasks and tables, and
 METHODS = (*PEERS, *OURS)
 
 
-def by_lacova(asked: Sequence[Task], seed: int, device: str, settings: dict[str, Any]) -> Iterator[Floats]:
+def by_lacova(
+    asked: Sequence[Task], seed: int, device: str, settings: dict[str, Any], fit: dict[str, Any]
+) -> Iterator[Floats]:
     """Answers to several questions about the same patients, by one model: what it learns from is the same."""
     import lacova
 
     model = lacova.GPPriorVAE(asked[0].schema, **settings)
-    model.fit(asked[0].train, asked[0].validation, seed=seed, device=device, progress=False)
+    model.fit(asked[0].train, asked[0].validation, seed=seed, device=device, progress=False, **fit)
     for each in asked:
         names, future = each.measurements, each.future
         if each.kind == "impute":
@@ -58,8 +61,9 @@ def by_lacova(asked: Sequence[Task], seed: int, device: str, settings: dict[str,
 
 
 def compute(
-    dataset: str, missing: float, seed: int, method: str, kinds: Sequence[str], folder: Path, device: str
-) -> list[dict[str, Any]]:
+    dataset: str, missing: float, seed: int, method: str, kinds: Sequence[str], folder: Path, device: str,
+    fit: dict[str, Any],
+) -> list[dict[str, Any]]:  # fmt: skip
     """A line per kind of question."""
     import torch
 
@@ -69,7 +73,7 @@ def compute(
     if method in PEERS:
         answers: Iterator[Floats] = (PEERS[method](each, seed) for each in asked)
     else:
-        answers = by_lacova(asked, seed, device, OURS[method])
+        answers = by_lacova(asked, seed, device, OURS[method], fit)
     for each, draws in zip(asked, answers, strict=True):
         seconds = round(time.perf_counter() - started, 1)
         key = dict(zip(KEY, (dataset, each.kind, missing, seed, method), strict=True))
@@ -89,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
     ):
         kinds = [kind for kind in options.tasks if (dataset, kind, missing, seed, method) not in done]
         if kinds:
-            jobs.append((dataset, missing, seed, method, kinds, options.data, options.device))
+            jobs.append((dataset, missing, seed, method, kinds, options.data, options.device, options.fit))
     print(f"{sum(len(job[4]) for job in jobs)} cells to do, in {len(jobs)} jobs", file=sys.stderr, flush=True)
     failed = 0
     for place, found, error in work(compute, jobs, options.workers, lambda: True):
@@ -116,6 +120,9 @@ def main() -> int:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--fit", type=json.loads, default={}, help="further options of fit, as JSON; then name --results"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     options.data = None if options.data is None else Path(options.data)

@@ -35,8 +35,8 @@ SHOWN = ("nll", "crps", "rmse", "coverage90", "x_rmse", "x_accuracy", "predict_c
 KNOWN_VISITS = 10  # of 20, of the patients whose later visits are asked for
 
 
-def file(name: str) -> Path:
-    return FOLDER / f"{name}.jsonl"
+def file(name: str, folder: Path) -> Path:
+    return folder / f"{name}.jsonl"
 
 
 def settings(name: str, table: str) -> dict[str, Any]:
@@ -66,14 +66,16 @@ def run(name: str, options: argparse.Namespace) -> None:
     able = [model for model in options.models if schema.instance is not None or model not in SERIES]
     lacova.compare(
         table, schema, {model: (model, settings(model, name)) for model in able}, folds=options.folds, seed=0,
-        draws=options.draws, device=options.device, checkpoint=file(name), progress=True, max_epochs=options.epochs,
+        draws=options.draws, device=options.device, checkpoint=file(name, options.folder), progress=True,
+        max_epochs=options.epochs, **options.fit,
     )  # fmt: skip
 
 
 def health(options: argparse.Namespace) -> None:
     """Later visits of patients who were not trained on, given their first ones: errors of the complete images."""
-    results.mend(file("health"))
-    done = {line["key"] for line in results.read(file("health"), ("key",))}
+    store = file("health", options.folder)
+    results.mend(store)
+    done = {line["key"] for line in results.read(store, ("key",))}
     for seed in options.seeds:
         rows, schema = health_mnist(options.patients, seed, source=options.images)
         truth, _ = health_mnist(options.patients, seed, missing=0.0, source=options.images)
@@ -90,20 +92,20 @@ def health(options: argparse.Namespace) -> None:
             model = getattr(lacova, name)(schema, **settings(name, "health"))
             model.fit(
                 rows[train & ~validation], rows[validation], max_epochs=options.epochs, seed=seed,
-                device=options.device, progress=False,
+                device=options.device, progress=False, **options.fit,
             )  # fmt: skip
             seconds = time.perf_counter() - started
             history = rows[known] if model.schema.instance is not None else None
             found = model.predict(rows[asked], history, draws=options.draws)[pixels]
             error = float(np.sqrt(((found - truth.loc[asked, pixels]) ** 2).to_numpy().mean()))
             line = {"key": key, "model": name, "fold": seed, "rmse": round(error, 5), "seconds": round(seconds, 1)}
-            results.append(file("health"), [line])
+            results.append(store, [line])
             print(json.dumps(line), flush=True)
 
 
-def table(name: str) -> pd.DataFrame:
+def table(name: str, folder: Path) -> pd.DataFrame:
     """Means over folds ± standard errors, one line per model."""
-    lines = pd.DataFrame(results.read(file(name), ("key", "model", "fold")))
+    lines = pd.DataFrame(results.read(file(name, folder), ("key", "model", "fold")))
     if lines.empty:
         return lines
     shown = [score for score in SHOWN if score in lines and lines[score].notna().any()]
@@ -148,6 +150,8 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=600, help="of the digits")
     parser.add_argument("--patients", type=int, default=80, help="of Health MNIST")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of Health MNIST")
+    parser.add_argument("--fit", type=json.loads, default={}, help="further options of fit, as JSON")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="of the results")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     if strange := [name for name in options.datasets if name not in DATASETS]:
@@ -156,7 +160,7 @@ def main() -> int:
         if options.action == "run":
             run(name, options)
         else:
-            print(f"{name}\n{markdown(table(name))}\n")
+            print(f"{name}\n{markdown(table(name, options.folder))}\n")
     return 0
 
 

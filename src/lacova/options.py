@@ -32,8 +32,9 @@ class FitOptions:
         latent_epochs: epochs until it counts once; None for a third of `max_epochs`.
         recall: weight of the term that hides observed covariates from q(x_u | ·) and asks for them; 0 leaves it out.
             Models whose q sees y have 1.
-        hide: in every step, each row hides a share of its observed measurements from the encoder, anything between none
-            and this; the bound asks for all of them. The encoder learns to cope with gaps that training rows lack.
+        encoder_dropout: in every step, each row hides a share of its observed measurements from the encoder, anything
+            between none and this; the bound asks for all of them. The encoder learns to cope with gaps that training
+            rows lack.
         prior_every: after so many epochs each time, the covariate prior takes a step towards the training covariates as
             q completes them; None leaves it as it was fitted to the observed entries.
         samples: draws of continuous x_u and of z per row and step.
@@ -59,7 +60,7 @@ class FitOptions:
     latent_weight: float = 1.0
     latent_epochs: int | None = None
     recall: float = 0.0
-    hide: float = 0.0
+    encoder_dropout: float = 0.0
     prior_every: int | None = None
     samples: int = 1
     importance: int = 1
@@ -89,8 +90,8 @@ class FitOptions:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)!r}.")
         if not self.recall >= 0:
             raise ValueError(f"recall must not be negative, got {self.recall!r}.")
-        if not 0 <= self.hide <= 1:
-            raise ValueError(f"hide must lie in [0, 1], got {self.hide!r}.")
+        if not 0 <= self.encoder_dropout <= 1:
+            raise ValueError(f"encoder_dropout must lie in [0, 1], got {self.encoder_dropout!r}.")
         if not 0 < self.natural_rate <= 1:
             raise ValueError(f"natural_rate must lie in (0, 1], got {self.natural_rate!r}.")
 

@@ -45,13 +45,13 @@ class Lesson(NamedTuple):
     def lesson(self) -> Lesson:
         return self
 
-    def noise(self, vae: ConditionalVAE, samples: int, generator: torch.Generator, hide: float = 0.0) -> Noise:
+    def noise(self, vae: ConditionalVAE, samples: int, generator: torch.Generator, dropout: float = 0.0) -> Noise:
         """Of a row the same, however many processes there are: that of the whole batch is drawn."""
         if self.part is None:
-            return vae.noise(self.shown, samples, generator, hide)
+            return vae.noise(self.shown, samples, generator, dropout)
         x, rows = self.shown.x, slice(self.part.start, self.part.start + len(self.shown))
         whole = x.new_empty(()).expand(self.part.rows, x.shape[1])
-        return vae.noise(replace(self.shown, x=whole), samples, generator, hide).rows(rows)
+        return vae.noise(replace(self.shown, x=whole), samples, generator, dropout).rows(rows)
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class Step:
 
     def _take(self, ticket: Lesson | Ticket, weight: float | Tensor) -> Tensor:
         lesson = ticket.lesson()
-        noise = lesson.noise(self.vae, self.options.draws, self.noise, self.options.hide)
+        noise = lesson.noise(self.vae, self.options.draws, self.noise, self.options.encoder_dropout)
         value, terms, statistics = self._loss(
             self.vae, lesson, noise, weight, self.options.recall, self.options.importance > 1
         )

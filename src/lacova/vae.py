@@ -104,15 +104,15 @@ class ConditionalVAE(nn.Module):
             every_unit=self.decoder_sees_x, columns=self.prior.scenario_columns, integrate=self.prior.integrates,
         )  # fmt: skip
 
-    def noise(self, batch: Batch, samples: int, generator: torch.Generator, hide: float = 0.0) -> Noise:
-        """All the noise that one estimate of the bound needs; up to the share `hide` of a row is not encoded."""
+    def noise(self, batch: Batch, samples: int, generator: torch.Generator, dropout: float = 0.0) -> Noise:
+        """All the noise that one estimate of the bound needs; up to the share `dropout` of a row is not encoded."""
         seen = 0 if self.missingness is None else len(self.measurements)
         noise = Noise.draw(batch.x, samples, self.latent_dim, self.space, generator, seen)
-        if not hide:
+        if not dropout:
             return noise
         n = len(batch.x)
         where: dict[str, Any] = {"generator": generator, "device": batch.x.device}
-        share = hide * torch.rand(n, 1, **where)
+        share = dropout * torch.rand(n, 1, **where)
         return replace(noise, hidden=torch.rand(n, len(self.measurements), **where) < share)
 
     def encode(self, batch: Batch) -> tuple[Tensor, Tensor]:

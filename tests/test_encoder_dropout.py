@@ -26,7 +26,7 @@ def first_lesson(make="patients"):
 def test_a_row_hides_anything_between_nothing_and_the_share():
     vae, lesson = first_lesson()
     many = replace(lesson.shown, x=lesson.shown.x.new_zeros(20_000, lesson.shown.x.shape[1]))
-    plain, noise = vae.noise(many, 1, generator()), vae.noise(many, 1, generator(), hide=0.6)
+    plain, noise = vae.noise(many, 1, generator()), vae.noise(many, 1, generator(), dropout=0.6)
     assert plain.hidden is None
     assert_close(noise.z, plain.z, rtol=0, atol=0)  # what else is drawn stays as it was
     assert noise.hidden.float().mean() == pytest.approx(0.3, abs=0.01)
@@ -38,7 +38,7 @@ def test_a_row_hides_anything_between_nothing_and_the_share():
 @pytest.mark.parametrize("estimate", ["bound", "weighted"])
 def test_the_encoder_does_not_see_them_and_the_bound_asks_for_all(estimate, monkeypatch):
     vae, lesson = first_lesson("rows, weighted" if estimate == "weighted" else "patients")
-    batch, noise = lesson.shown, vae.noise(lesson.shown, 3, generator(), hide=0.8)
+    batch, noise = lesson.shown, vae.noise(lesson.shown, 3, generator(), dropout=0.8)
     q_x = vae.covariate_posterior(batch)
 
     def terms(rows, numbers):
@@ -66,17 +66,20 @@ def test_gaps_that_training_rows_do_not_have_are_coped_with():
     train, test = table[:400], table[400:]
     gone = rng.random((200, 5)) < 0.4
     rmse, coverage = {}, {}
-    for hide in (0.0, 0.6):
+    for dropout in (0.0, 0.6):
         model = lacova.VAE(lacova.Schema(names, {}), latent_dim=4)
-        model.fit(train, max_epochs=60, learning_rate=0.005, hide=hide, device="cpu")
+        model.fit(train, max_epochs=60, learning_rate=0.005, encoder_dropout=dropout, device="cpu")
         found = model.impute(test.mask(gone), interval=0.9)
         truth = test.to_numpy()[gone]
         low, high, mean = (found[[f"{n}{end}" for n in names]].to_numpy()[gone] for end in ("_lower", "_upper", ""))
-        rmse[hide], coverage[hide] = np.sqrt(((mean - truth) ** 2).mean()), ((low <= truth) & (truth <= high)).mean()
+        rmse[dropout], coverage[dropout] = (
+            np.sqrt(((mean - truth) ** 2).mean()),
+            ((low <= truth) & (truth <= high)).mean(),
+        )
     assert rmse[0.6] < rmse[0.0]
     assert abs(coverage[0.6] - 0.9) < 0.05
 
 
 def test_a_share_is_between_none_and_all():
-    with pytest.raises(ValueError, match=r"hide must lie in \[0, 1\], got 1.5"):
-        FitOptions(hide=1.5)
+    with pytest.raises(ValueError, match=r"encoder_dropout must lie in \[0, 1\], got 1.5"):
+        FitOptions(encoder_dropout=1.5)

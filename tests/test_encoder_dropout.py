@@ -48,9 +48,12 @@ def test_the_encoder_does_not_see_them_and_the_bound_asks_for_all(estimate, monk
             found = bound(vae, rows, lesson.how, numbers, q_x)
         return torch.stack([found.reconstruction, found.kl_latent, found.elbo])
 
-    found, thinned = terms(batch, noise), replace(batch, y_mask=batch.y_mask & ~noise.hidden)
+    seen = batch.y_mask & ~noise.hidden
+    seen[~seen.any(1)] = batch.y_mask[~seen.any(1)]  # a row that has lost all it had is shown whole
+    assert (seen.any(1) == batch.y_mask.any(1)).all()
+    found, thinned = terms(batch, noise), replace(batch, y_mask=seen)
     q_z, bare = vae.latents(thinned), replace(noise, hidden=None)
-    junk = replace(batch, y=torch.where(noise.hidden, batch.y + 9.0, batch.y))
+    junk = replace(batch, y=torch.where(batch.y_mask & ~seen, batch.y + 9.0, batch.y))
     assert_close(vae.latents(junk, noise.hidden)[:2], q_z[:2])
     assert (found - terms(thinned, bare)).abs()[0] > 1.0  # fewer measurements are asked for there
     monkeypatch.setattr(vae, "latents", lambda *_: q_z)
@@ -83,3 +86,20 @@ def test_gaps_that_training_rows_do_not_have_are_coped_with():
 def test_a_share_is_between_none_and_all():
     with pytest.raises(ValueError, match=r"encoder_dropout must lie in \[0, 1\], got 1.5"):
         FitOptions(encoder_dropout=1.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "share"),
+    [("VAE", {}, 0.6), ("VAE", {"encoder_dropout": 0.1}, 0.1), ("VAE", {"importance": 2}, 0.0), ("MIWAE", {}, 0.0),
+     ("CVAE", {}, 0.6), ("GPPriorVAE", {}, 0.0)],
+)  # fmt: skip
+def test_which_models_do_so_unless_told_otherwise(name, told, share):
+    table = pd.DataFrame({"age": np.arange(20.0), "a": np.arange(20.0) % 3, "b": np.arange(20.0) % 4})
+    model = getattr(lacova, name)(lacova.Schema(["a", "b"], {"age": "continuous"}), latent_dim=1)
+    trained = []
+    for options in (told, {**told, "encoder_dropout": share}):
+        model.fit(table, max_epochs=2, device="cpu", **options)
+        trained.append(model.training["elbo"].tolist())
+    assert trained[0] == trained[1]
+    model.fit(table, max_epochs=2, device="cpu", **{**told, "encoder_dropout": 0.3})
+    assert trained[0] != model.training["elbo"].tolist()

@@ -213,6 +213,18 @@ def test_large_data_are_sampled_and_the_report_says_so(model, table):
     assert facts.sample_units(many, model.schema, 1000, 0) is many
 
 
+def test_of_many_columns_those_that_vary_most_have_a_line(tmp_path):
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.normal(size=(200, 104)), columns=[f"c{k}" for k in range(104)])
+    table[["c0", "c1", "c2", "c3"]] *= 0.01
+    model = lacova.VAE(lacova.Schema(list(table), {}), latent_dim=1).fit(table, max_epochs=1, device="cpu")
+    text = report.write(model, table, tmp_path / "r.html", draws=10).read_text(encoding="utf-8")
+    quality = text[text.index("The 100 of 104 columns that vary most") :]
+    quality = quality[: quality.index("</table>")]
+    listed = re.findall(r'<th scope="row">(\w+)</th>', quality)
+    assert listed == [f"c{k}" for k in range(4, 104)]
+
+
 def test_images_are_shown(tmp_path):
     rng = np.random.default_rng(0)
     true = pd.DataFrame(rng.random((40, 9))).rename(columns=lambda k: f"p{k}").assign(x=rng.random(40))

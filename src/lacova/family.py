@@ -48,6 +48,7 @@ class LVAE(GPPriorVAE):
     """
 
     stored = True
+    encoder_dropout = 0.6
 
     def __init__(self, schema: Schema, *, prior: str | None = None, patient_effects: bool = False, **settings: Any):
         _need(self, schema, "instance", "time")
@@ -86,6 +87,7 @@ class GPPVAE(GPPriorVAE):
     """
 
     stored = True
+    encoder_dropout = 0.6
     settled = ("prior", "kernels")
 
     def __init__(

@@ -33,8 +33,8 @@ class FitOptions:
         recall: weight of the term that hides observed covariates from q(x_u | ·) and asks for them; 0 leaves it out.
             Models whose q sees y have 1.
         encoder_dropout: in every step, each row hides a share of its observed measurements from the encoder, anything
-            between none and this; the bound asks for all of them. The encoder learns to cope with gaps that training
-            rows lack.
+            between none and this, but never all it has; the bound asks for all of them. The encoder learns to cope with
+            gaps that training rows lack. See docs/models.md for which models do so unless told otherwise.
         prior_every: after so many epochs each time, the covariate prior takes a step towards the training covariates as
             q completes them; None leaves it as it was fitted to the observed entries.
         samples: draws of continuous x_u and of z per row and step.

@@ -120,12 +120,13 @@ class ConditionalVAE(nn.Module):
         return self.latents(batch)[:2]
 
     def latents(self, batch: Batch, hidden: Tensor | None = None) -> Latents:
-        """q(Z) of the rows, which does not look at `hidden` measurements (N̂×D).
+        """q(Z) of the rows, which does not look at `hidden` measurements (N̂×D), unless all of a row are hidden.
 
         Where patients have levels of their own, the encoder sees its patient's usual, and what a row has beyond it.
         """
         if hidden is not None:
-            batch = replace(batch, y_mask=batch.y_mask & ~hidden)
+            seen = batch.y_mask & ~hidden
+            batch = replace(batch, y_mask=torch.where(seen.any(1, keepdim=True), seen, batch.y_mask))
         y, features = batch.y, self.space.features(batch.x, batch.x_mask)
         if self.intercepts is not None:
             nothing = y.new_zeros(len(y), self.measurements.output_width)

@@ -14,11 +14,13 @@ from html import escape
 from importlib import resources
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from lacova.models import CVAE, GPPriorVAE, Model
 from lacova.recovery import Recovery
 
+LISTED = 100  # columns of which a table has lines: more are pixels
 WORDS = {
     GPPriorVAE: (
         "Each visit has latent coordinates z. Each coordinate is a sum of smooth functions of the covariates, drawn "
@@ -187,6 +189,9 @@ def _quality(content: dict[str, Any]) -> str:
         f"in {where}."
     )
     summary = recovery.summary()
+    many = len(summary)
+    if many > LISTED:  # categories have no sd, and stay
+        summary = summary.loc[summary["sd"].fillna(np.inf).nlargest(LISTED).index.sort_values()]
     lines = [
         [str(line["column"]), str(line["n"]), _number(line["rmse"]), _number(line["sd"]),
          *(_share(line[f"coverage{p}"]) for p in (50, 90, 95)), _share(line["accuracy"]), _share(line["usual"])]
@@ -194,9 +199,9 @@ def _quality(content: dict[str, Any]) -> str:
     ]  # fmt: skip
     head = ["column", "hidden", "RMSE", "sd of the truth", "inside 50%", "inside 90%", "inside 95%", "right level",
             "by the most frequent level"]  # fmt: skip
-    first = "" if len(lines) <= 100 else f"The first 100 of {len(lines)} columns. "
+    some = "" if many <= LISTED else f"The {LISTED} of {many} columns that vary most. "
     table = _table(
-        head, lines[:100], f"{first}Imputed against true values. An RMSE well below the sd is what the model gains."
+        head, lines, f"{some}Imputed against true values. An RMSE well below the sd is what the model gains."
     )
     chart = _chart("calibration", "Column") if content["calibration"]["columns"] else ""
     return _paragraph(about) + chart + table

@@ -48,7 +48,6 @@ class LVAE(GPPriorVAE):
     """
 
     stored = True
-    encoder_dropout = 0.6
 
     def __init__(self, schema: Schema, *, prior: str | None = None, patient_effects: bool = False, **settings: Any):
         _need(self, schema, "instance", "time")
@@ -87,7 +86,6 @@ class GPPVAE(GPPriorVAE):
     """
 
     stored = True
-    encoder_dropout = 0.6
     settled = ("prior", "kernels")
 
     def __init__(

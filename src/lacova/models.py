@@ -129,7 +129,7 @@ class Model(Answering, ABC):
 
     decoder_sees_x: bool
     latent_weight: float
-    encoder_dropout: float = 0.6  # unless draws are weighted: weights know what gaps hide
+    encoder_dropout: float = 0.0
     stored: bool = False  # whether `lacova.load` knows the class; those derived from it must say so themselves
     settled: ClassVar[tuple[str, ...]] = ()  # arguments of its bases that a model decides itself
     importance: int = 1  # draws that are weighted, unless a fit says otherwise
@@ -187,7 +187,7 @@ class Model(Answering, ABC):
             "batch_size": 100 if rows else 10,
             "learning_rate": 1e-3 if rows else 3e-3,
             "latent_weight": self.latent_weight,
-            "encoder_dropout": self.encoder_dropout if options.get("importance", self.importance) == 1 else 0.0,
+            "encoder_dropout": self.encoder_dropout,
             "recall": float(self.covariates in ("joint", "factorised")),
             "importance": self.importance,
         }
@@ -423,6 +423,7 @@ class CVAE(Model):
 
     decoder_sees_x = True
     latent_weight = 100.0
+    encoder_dropout = 0.6
     stored = True
 
     def __init__(
@@ -464,7 +465,6 @@ class GPPriorVAE(Model):
 
     decoder_sees_x = False
     latent_weight = 1.0
-    encoder_dropout = 0.0  # its prior, and patients' levels, tell what gaps hide
     stored = True
 
     def __init__(

@@ -52,7 +52,9 @@ FAMILY = {
     ),
     "LVAE": Case(lambda s: lacova.LVAE(s, latent_dim=2, inducing=4), visits(MIXED)),
     "GPPVAE": Case(lambda s: lacova.GPPVAE(s, latent_dim=2, inducing=4), visits(MIXED)),
+    "GPPVAE, objects": Case(lambda s: lacova.GPPVAE(s, latent_dim=2, inducing=4, objects=["age"]), visits(NUMBERS)),
     "GPVAE": Case(lambda s: lacova.GPVAE(s, latent_dim=2), visits(MIXED)),
+    "GPVAE, weighted": Case(lambda s: lacova.GPVAE(s, latent_dim=2, kernel="se"), visits(NUMBERS), {"importance": 3}),
     "HIVAE": Case(lambda s: lacova.HIVAE(s, latent_dim=2, components=2), visits(MIXED)),
     "HIVAE, weighted": Case(lambda s: lacova.HIVAE(s, latent_dim=2), Schema(MIXED, {}), {"importance": 3}),
 }  # fmt: skip

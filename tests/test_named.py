@@ -224,9 +224,11 @@ def test_the_kernel_of_objects_and_views_is_a_kronecker_product_on_a_full_grid(f
     # Objects that are nothing but themselves: the same kernel of views in every block, and nothing between them.
     own = fitted["gppvae"]._vae.prior.kernel
     assert own.shared == ()
-    block = own(x[:5], x[:5], own.own)
-    for i in range(1, len(objects)):
-        torch.testing.assert_close(own(x[5 * i : 5 * i + 5], x[5 * i : 5 * i + 5], own.own), block, rtol=1e-12, atol=0)
+    scale = dict(own.scales(0))[day].exp()
+    gap = (days[:, None] - days).square()
+    block = own.log_variance[0].exp()[:, None, None] * torch.exp(-0.5 * gap / scale[:, None, None] ** 2)
+    for i in range(len(objects)):
+        torch.testing.assert_close(own(x[5 * i : 5 * i + 5], x[5 * i : 5 * i + 5], own.own), block, rtol=1e-8, atol=0)
 
 
 def test_views_are_the_time_or_else_all_that_varies():
@@ -234,7 +236,9 @@ def test_views_are_the_time_or_else_all_that_varies():
     no_time = Schema(["alt"], {"angle": "continuous", "light": "categorical", "age": "continuous"}, instance="id",
                      static=["age"])  # fmt: skip
     assert GPPVAE(no_time).formula == "gp(angle):cat(light):cat(id)"
-    assert GPPVAE(no_time, views=["light"]).formula == "cat(light):cat(id)"
+    with pytest.raises(ValueError, match="views are told apart by 'light', of which none is a number"):
+        GPPVAE(no_time, views=["light"])
+    assert GPPVAE(no_time, views=["light"], objects=["age"]).formula == "gp(age):cat(light)"
     faces = Schema(["alt"], {"angle": "continuous", "person": "categorical"})  # objects by a column of X
     assert GPPVAE(faces, objects=["person"]).formula == "gp(angle):cat(person)"
 

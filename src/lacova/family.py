@@ -110,6 +110,13 @@ class GPPVAE(GPPriorVAE):
             raise ValueError(f"{both[0]!r} is among views and objects; it can describe one of them only.")
         names = (*self.views, *(self.objects or ()))
         kinds = schema.covariates
+        if self.objects is None and not any(kinds[name] == "continuous" for name in self.views):
+            given = ", ".join(map(repr, self.views)) or "no column"
+            raise ValueError(
+                f"views are told apart by {given}, of which none is a number: no view of an object would say anything "
+                "of another. Name a view that is a number, such as an angle, or objects=[...], or use LVAE, whose "
+                "patients have levels of their own."
+            )
         product = Component(
             tuple(name for name in names if kinds[name] == "continuous"),
             tuple(name for name in names if kinds[name] == "categorical"),
@@ -154,7 +161,6 @@ class GPVAE(Model):
     decoder_sees_x = False
     latent_weight = 1.0
     stored = True
-    weighable = False
 
     def __init__(
         self, schema: Schema, *, kernel: Literal["cauchy", "se"] = "cauchy", length_scale: float | None = None,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from lacova.batches import Batch
+from lacova.linalg import log_normal
 
 
 class Chain(NamedTuple):
@@ -58,3 +62,14 @@ class Latents(NamedTuple):
             room = torch.cat([spread, spread[:, :1]], dim=1)
             spread = room.index_copy(1, rows, moved.flatten(1, 2))[:, :-1]
         return self.mean + spread
+
+    def log_density(self, z: Tensor, noise: Tensor, batch: Batch) -> Tensor:
+        """log q of the draws z (S×N×L) that were made of this noise, by row (S×N); of a chain, in its patient's first.
+
+        Rows that are in no chain follow the prior given the others, and are left out.
+        """
+        if self.chain is None:
+            return log_normal(z, self.mean, self.var)
+        width = self.chain.root.diagonal(dim1=-2, dim2=-1).log().sum(-1)  # log|R| (L×P): 1 where nothing is
+        square = self.chain.gather(noise).square().sum(-1) + math.log(2.0 * math.pi) * self.chain.filled.sum(1)
+        return batch.in_first_row((-0.5 * square - width).sum(1))

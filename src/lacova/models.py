@@ -133,7 +133,6 @@ class Model(Answering, ABC):
     stored: bool = False  # whether `lacova.load` knows the class; those derived from it must say so themselves
     settled: ClassVar[tuple[str, ...]] = ()  # arguments of its bases that a model decides itself
     importance: int = 1  # draws that are weighted, unless a fit says otherwise
-    weighable: bool = True  # whether they can be weighted
 
     @property
     def _has_intercepts(self) -> bool:
@@ -192,11 +191,6 @@ class Model(Answering, ABC):
             "importance": self.importance,
         }
         settings = FitOptions(**{**usual, **options}, max_epochs=max_epochs, seed=seed)
-        if settings.importance > 1 and not self.weighable:
-            raise ValueError(
-                f"importance is {settings.importance}, but q(z) of a {type(self).__name__} couples visits and is not "
-                "weighed draw by draw; leave it out."
-            )
         if self.covariate_prior and settings.prior_every is not None:
             raise ValueError("covariate_prior states what prior_every would unlearn; leave one of them out.")
         kept = None if checkpoint is None else (checkpoint, checkpoint_every, checkpoint_keep)

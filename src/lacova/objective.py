@@ -133,6 +133,8 @@ def log_likelihood(vae: ConditionalVAE, batch: Batch, draws: int, generator: tor
     """Per row, log p(y_o | x_o) by importance sampling from q(z, x_u); tight as draws grow.
 
     log 1/K Σ_k p(y_o | z_k, x_k) p(z_k | x_k) p(x_uk) / q(z_k) q(x_uk)
+
+    Where q(z) knows other rows, half of the draws come from p(z | x), and q(z) stands for the mixture of both.
     """
-    q_x = vae.covariate_posterior(batch)
-    return log_mean(weigh(vae, batch, vae.noise(batch, draws, generator), q_x, together=False).total)
+    q_x, noise = vae.covariate_posterior(batch), vae.noise(batch, draws, generator)
+    return log_mean(weigh(vae, batch, noise, q_x, together=False, defended=not vae.prior.independent).total)

@@ -39,7 +39,7 @@ from lacova.gp.predict import (
     row_encoder_spread,
 )
 from lacova.gp.uncertain import excess, expected_cross, expected_kernel, inducing_root, uncertain
-from lacova.latents import Latents
+from lacova.latents import Chain, Latents
 from lacova.linalg import cholesky, gaussian_kl, log_normal
 from lacova.networks import LOG_VAR_RANGE, mlp
 
@@ -129,8 +129,12 @@ class LatentPrior(nn.Module, ABC):
         """Draws of what is uncertain of z and common to all rows; None if there is nothing."""
         return None
 
-    def density(self, z: Tensor, x: Tensor, batch: Batch) -> Density:
-        """log p(z | x) of draws of z (K×N̂×L) at completed covariates (K×N̂×Q), of each row by itself."""
+    def density(self, z: Tensor, x: Tensor, batch: Batch, chain: Chain | None = None) -> Density:
+        """log p(z | x) of draws of z (K×N̂×L) at completed covariates (K×N̂×Q), of each row by itself.
+
+        `chain` says which rows of a patient q couples, for a prior that couples them as well.
+        """
+        del chain
         return Density(self.log_density(z.flatten(0, 1), x.flatten(0, 1)).unflatten(0, x.shape[:2]))
 
     def absorb(self, encoded: Iterable[Encoded]) -> None:
@@ -292,7 +296,7 @@ class GPPrior(LatentPrior):
         prior_var = self.kernel.diagonal(x, self.kernel.shared)
         return row_bound(a, prior_var, q, noise, mean, var, s.row, weight, batch.scale, batch.real)
 
-    def density(self, z: Tensor, x: Tensor, batch: Batch) -> Density:
+    def density(self, z: Tensor, x: Tensor, batch: Batch, chain: Chain | None = None) -> Density:
         """E log p(z | f) under q(v) and p(f | v), which less KL[q(v) ‖ p(v)] bounds log p(Z | X) for every Z and X.
 
         So weights that have it in the place of log p(z | x) give a bound on log p(Y_o | X_o), too: its exponential is a

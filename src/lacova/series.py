@@ -11,9 +11,9 @@ from lacova.batches import Batch, blocks
 from lacova.covariates.expectation import Scenarios
 from lacova.covariates.law import Belief
 from lacova.gp.predict import History
-from lacova.latents import Latents
+from lacova.latents import Chain, Latents
 from lacova.linalg import cholesky, identity, whitener
-from lacova.priors import LatentPrior, PriorTerms
+from lacova.priors import Density, LatentPrior, PriorTerms
 
 # Share of the variance of z that belongs to a visit by itself: visits may lie close together, or at the same time.
 NUGGET = 1e-3
@@ -78,6 +78,17 @@ class SeriesPrior(LatentPrior):
         each = 0.5 * (trace + quadratic - filled.shape[1]) + half_log_det - own  # L×V
         total = (each * scenarios.weight).sum()
         return PriorTerms(batch.scale * total.to(q.mean.dtype), q.mean.new_zeros(()))
+
+    def density(self, z: Tensor, x: Tensor, batch: Batch, chain: Chain | None = None) -> Density:
+        """log p(Z | X) of each series over the rows of its chain: given these, q of the others is the prior."""
+        assert chain is not None
+        draws, series = len(x), len(chain.filled)
+        filled = chain.filled.repeat(draws, 1)
+        white = whitener(self._covariance(x[:, chain.places, self.time].flatten(0, 1), filled))  # L×KP×n×n
+        values = chain.gather(z).double().transpose(0, 1).flatten(1, 2)  # L×KP×n
+        square = (white @ values[..., None]).square().sum((-2, -1)) + math.log(2.0 * math.pi) * filled.sum(1)
+        each = -0.5 * square + white.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return Density(batch.in_first_row(each.sum(0).unflatten(0, (draws, series)).to(z.dtype)))
 
     def predict(self, x: Tensor, group: Tensor, history: History | None = None) -> tuple[Tensor, Tensor]:
         mean, covariance, filled = self._blocks(x, group, history)

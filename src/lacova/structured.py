@@ -16,13 +16,16 @@ from lacova.networks import LOG_VAR_RANGE, Conv, Decoder, Dense, Encoder
 # Log-variances of a chain start here. Uncertain draws are rough, which costs so much under a smooth prior that q would
 # first unlearn to look at the measurements, and take several times as many steps.
 START = -4.0
+# Coefficients of a chain lie within ±REACH. The best chain for a smooth prior has some beyond ±1, where the visit after
+# tells much more than the visit itself; without a bound, their products along a long series could overflow.
+REACH = 3.0
 
 
 class ChainEncoder(Encoder):
     """q(Z) of a patient as a chain along time, with a tridiagonal precision Bᵀ B for each latent dimension.
 
     Visits with a measurement are put in the order of time. Each gives a mean m_i, a standard deviation s_i and a
-    coefficient ρ_i between −1 and 1, and the draw goes backwards in time:
+    coefficient ρ_i, and the draw goes backwards in time:
 
         z_i = m_i + s_i ε_i + ρ_i (z_{i+1} − m_{i+1})
 
@@ -64,7 +67,8 @@ class ChainEncoder(Encoder):
         out = self.head(torch.cat(seen, dim=1)).unflatten(1, (3 if self.banded else 2, -1))
         out = torch.empty_like(out).index_copy(0, line.order, out)  # as the rows stand in the batch
         mean, spread = out[:, 0], (0.5 * out[:, 1].clamp(*LOG_VAR_RANGE)).exp()
-        chain = line.chain(spread, out[:, 2].tanh() if self.banded else torch.zeros_like(mean), batch.longest)
+        rho = REACH * (out[:, 2] / REACH).tanh() if self.banded else torch.zeros_like(mean)
+        chain = line.chain(spread, rho, batch.longest)
         with_y = batch.y_mask.any(1)[:, None]
         places = torch.where(chain.filled, chain.places, len(mean)).flatten()
         marginal = chain.root.square().sum(-1).movedim(0, -1).flatten(0, 1)

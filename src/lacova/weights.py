@@ -20,7 +20,7 @@ from lacova.covariates import belief as beliefs
 from lacova.covariates.expectation import Noise, draw_levels
 from lacova.covariates.law import Belief
 from lacova.covariates.space import CovariateSpace
-from lacova.linalg import log_normal
+from lacova.latents import Latents
 from lacova.priors import Density, LatentPrior
 from lacova.vae import ConditionalVAE
 
@@ -58,8 +58,9 @@ class Weighed:
 
 
 def weigh(
-    vae: ConditionalVAE, batch: Batch, noise: Noise, q_x: Belief, *, together: bool, blind: bool = False
-) -> Weighed:
+    vae: ConditionalVAE, batch: Batch, noise: Noise, q_x: Belief, *, together: bool, blind: bool = False,
+    defended: bool = False,
+) -> Weighed:  # fmt: skip
     """Draw with given noise, and weigh. Nothing in it makes the host wait for the device.
 
     Args:
@@ -70,20 +71,32 @@ def weigh(
         together: weigh rows of a patient as such, who have visit-constant gaps, levels and components of a GP in
             common, and z of a GP prior given q(v), as training does. Else each row counts by itself.
         blind: draw z of rows without any measurement from p(z | x), and not from q, which has nothing to look at.
+        defended: draw every other z from p(z | x), and weigh against the mixture of both: for q that knows other rows,
+            and is narrower than what a row by itself tells. No weight is then above twice p(y_o | z, x).
     """
     draws, n = noise.z.shape[:2]
     x = _draw_covariates(q_x, batch, vae.space, noise)
     flat = x.flatten(0, 1)
     entries = beliefs.free_entries(batch, vae.space) if together else ~batch.x_mask
-    mean, var = vae.latents(batch, noise.hidden)[:2]
-    if blind:
+    q_z = vae.latents(batch, noise.hidden)
+    if not together:
+        q_z = q_z._replace(chain=None)
+    if blind or defended:
         group = torch.arange(draws * n, device=x.device)
-        prior_mean, prior_var = (part.unflatten(0, (draws, n)) for part in vae.prior.predict(flat, group))
+        alone = Latents(*(part.unflatten(0, (draws, n)) for part in vae.prior.predict(flat, group)))
+    if blind:
         seen = batch.y_mask.any(1)[:, None]
-        mean, var = torch.where(seen, mean, prior_mean), torch.where(seen, var, prior_var)
-    z = mean + var.sqrt() * noise.z
+        q_z = Latents(torch.where(seen, q_z.mean, alone.mean), torch.where(seen, q_z.var, alone.var))
+    z = q_z.draw(noise.z)
+    if defended:
+        other = torch.arange(draws, device=x.device) % 2 == 1
+        z = torch.where(other[:, None, None], alone.draw(noise.z), z)
+        both = torch.stack([q_z.log_density(z, noise.z, batch), alone.log_density(z, noise.z, batch)])
+        log_q = torch.logsumexp(both + torch.stack([~other, other]).double().mean(1).log().to(z)[:, None, None], 0)
+    else:
+        log_q = q_z.log_density(z, noise.z, batch)
     outputs = vae.decode(z.flatten(0, 1), flat).unflatten(0, (draws, n))
-    prior = vae.prior.density(z, x, batch) if together else LatentPrior.density(vae.prior, z, x, batch)
+    prior = vae.prior.density(z, x, batch, q_z.chain) if together else LatentPrior.density(vae.prior, z, x, batch)
     fit = _fit(vae, batch, outputs, together)
     y = None
     if vae.missingness is not None and noise.y is not None:
@@ -95,7 +108,7 @@ def weigh(
         coded = torch.zeros_like(entries).index_copy(1, at, entries[:, at])
     return Weighed(
         x, z, outputs, y, prior, fit,
-        prior.value - log_normal(z, mean, var),
+        prior.value - log_q,
         vae.covariate_prior.log_density(x, batch, entries) - beliefs.log_density(q_x, x, entries, vae.space),
         x.new_zeros(draws, n) if coded is None else beliefs.log_density(q_x, x, coded, vae.space),
     )  # fmt: skip
@@ -145,6 +158,8 @@ def with_scores(value: Tensor, weight: Tensor, levels: Tensor) -> Tensor:
 
     Without draw k there stands the geometric mean of the other weights. A single draw has nothing to stand for it.
     """
+    if not levels.requires_grad:
+        return value
     count = len(weight)
     log_weight = weight.detach()
     signal = value.detach().expand_as(log_weight)

@@ -331,6 +331,25 @@ def test_models_and_validation_can_be_chosen(home, tmp_path, capsys):
     assert "expected a share" in capsys.readouterr().err
 
 
+def test_any_model_and_any_of_its_settings_can_be_named(home, tmp_path, capsys):
+    words = ["fit", home / "data.csv", "--schema", home / "s.toml", *QUICK, "--quiet", "--out", tmp_path / "a"]
+    assert shell(*words, "--set", "scaling=normal", "--set", "patient-effects=false", "--set", "importance=2") == 0
+    loaded = lacova.load(tmp_path / "a" / "model.lacova")
+    assert type(loaded) is lacova.GPPriorVAE
+    assert (loaded.scaling, loaded.patient_effects, loaded._options.importance) == ("normal", False, 2)
+    assert shell(*words, "--force", "--model", "lvae") == 0
+    assert type(lacova.load(tmp_path / "a" / "model.lacova")) is lacova.LVAE
+    for wrong, said in (
+        (["--set", "scaling"], "--set is 'scaling'; expected NAME=VALUE"),
+        (["--set", "scaling=odd"], "scaling is 'odd'"), (["--set", "scale=2"], "GPPriorVAE: a setting is unknown"),
+        (["--set", "samples=2", "--set", "samples=3"], "--set gives samples twice"),
+        (["--set", "latent_dim=2"], "says again what --latent-dim says"),
+        (["--set", "max_epochs=2"], "says again what --epochs says"), (["--model", "xvae"], "no model 'xvae'"),
+    ):  # fmt: skip
+        assert shell(*words, "--force", *wrong) == 1
+        assert said in capsys.readouterr().err
+
+
 def test_a_fit_interrupted_before_or_after_training(home, tmp_path, capsys, monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt

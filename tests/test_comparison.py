@@ -236,7 +236,7 @@ BAD = [
     ({"models": ["CVEA"]}, ValueError, "no model 'CVEA'.*Did you mean 'CVAE'"),
     ({"models": ["VAE", "vae"]}, ValueError, "two models are called 'VAE'"),
     ({"models": {"a": ("VAE", 3)}}, ValueError, "a name and its settings"),
-    ({"models": {"a": ("VAE", {"latent": 3})}}, ValueError, "a: a setting is unknown.*latent"),
+    ({"models": {"a": ("VAE", {"latent": 3})}}, ValueError, "VAE: a setting is unknown.*latent"),
     ({"models": {"a": ("VAE", {"max_epochs": 0})}}, ValueError, "max_epochs must be"),
     ({"models": [lacova.VAE(Schema(["crp"], {}))]}, lacova.SchemaError, "VAE is a model of crp"),
     ({"models": [lacova.CVAE(Schema(["alt", "ast"], {"dose": "continuous"}))]}, lacova.SchemaError, "looks at 'dose'"),
@@ -298,6 +298,12 @@ def test_from_the_shell(tmp_path, capsys):
     assert found["VAE"]["x_accuracy"] is None
     expected = lacova.compare(visits(), VISITS, PAIR, **QUICK)
     assert found["VAE"]["crps"] == pytest.approx(expected.loc["VAE", "crps"])
+    others = [*words[:5], "CVAE:mean,CVAE", *words[6:], "--set", "learning_rate=0.01", "--json"]
+    assert main(others) == 0
+    found = json.loads(capsys.readouterr().out)
+    same = {name: ("CVAE", {"latent_dim": 1, "covariates": name, "learning_rate": 0.01}) for name in ("mean", "joint")}
+    expected = lacova.compare(visits(), VISITS, same, **QUICK)
+    assert [found[name]["crps"] for name in ("CVAE:mean", "CVAE")] == pytest.approx(expected["crps"].tolist())
     for bad, said in (
         (["--models", "VAE,VAE"], "names VAE twice"), (["--models", "XAE"], "no model 'XAE'"),
         (["--schema", str(tmp_path / "none.toml")], "there is no file"), (["--folds", "40"], "folds is 40"),

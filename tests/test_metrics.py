@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.distributions import Normal
@@ -76,9 +77,9 @@ def test_gaussian_nll_of_one_draw_uses_the_noise_alone():
 @pytest.mark.parametrize(
     ("level", "y", "share"),
     [
-        (0.9, [4.9, 5.1, 50.0, 94.9, 95.1], 3 / 5),
-        (0.5, [4.9, 24.9, 25.1, 74.9, 75.1], 2 / 5),
-        (0.98, [0.0, 1.1, 2.0, 3.0, 98.9], 4 / 5),
+        (0.9, [4.05, 4.15, 50.0, 95.85, 95.95], 3 / 5),  # from 0.05 · 102 − 1 to 0.95 · 102 − 1
+        (0.5, [4.9, 24.45, 24.55, 75.45, 75.55], 2 / 5),
+        (0.98, [-0.1, 0.1, 2.0, 3.0, 99.9], 4 / 5),
     ],
 )
 def test_coverage_of_the_draws_0_to_100(level, y, share):
@@ -89,18 +90,20 @@ def test_coverage_of_the_draws_0_to_100(level, y, share):
 
 def test_ends_of_the_interval_are_covered():
     draws = torch.arange(5, dtype=torch.float64)[:, None].expand(-1, 3)
-    y = torch.tensor([1.0, 3.0, 0.5], dtype=torch.float64)
+    y = torch.tensor([0.5, 3.5, 0.4], dtype=torch.float64)
     assert covered(draws, y, 0.5).tolist() == [True, True, False]
 
 
-def test_coverage_of_calibrated_draws_is_the_level():
-    draws, y = random(400, 5000), random(5000, seed=1)
-    got = covered(draws.sort(0).values, y, 0.8).double().mean().item()
-    assert got == pytest.approx(0.8, abs=0.02)  # binomial standard error 0.0057
+@pytest.mark.parametrize(("count", "level"), [(10, 0.8), (19, 0.9), (100, 0.9), (400, 0.5)])
+def test_coverage_of_calibrated_draws_is_the_level(count, level):
+    draws, y = random(count, 40_000), random(40_000, seed=1)
+    got = covered(draws.sort(0).values, y, level).double().mean().item()
+    assert got == pytest.approx(level, abs=0.008)  # binomial standard error 0.0025
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 40])
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.5, 0.95, 1.0])
-def test_quantile_equals_torch(count, share):
+def test_quantile_equals_numpys(count, share):
     draws = random(count, 3)
-    torch.testing.assert_close(quantile(draws.sort(0).values, share), torch.quantile(draws, share, dim=0))
+    expected = torch.from_numpy(np.quantile(draws.numpy(), share, axis=0, method="weibull"))
+    torch.testing.assert_close(quantile(draws.sort(0).values, share), expected)

@@ -22,9 +22,7 @@ def by_mean(task: Task, seed: int) -> Floats:
     """Draws from the training values of each measurement."""
     rng = np.random.default_rng(seed)
     values = [task.train[name].dropna().to_numpy(dtype=float) for name in task.measurements]
-    shares = rng.permutation((np.arange(DRAWS) + 0.5) / DRAWS)
-    marginal = np.column_stack([np.quantile(column, shares) for column in values])  # draws×D
-    return np.repeat(marginal[:, None], len(task.test), axis=1)
+    return np.stack([rng.choice(column, (DRAWS, len(task.test))) for column in values], axis=-1)
 
 
 def by_last_value(task: Task, seed: int) -> Floats:
@@ -41,13 +39,13 @@ def by_neighbours(task: Task, seed: int) -> Floats:
 
 def by_ridge(task: Task, seed: int) -> Floats:
     """scikit-learn's chained equations: Bayesian ridge regressions, values drawn from their posterior."""
-    return _chained(task, lambda k: BayesianRidge(), seed, draws=10, sample_posterior=True)
+    return _chained(task, lambda k: BayesianRidge(), seed, 10, each=DRAWS // 10, sample_posterior=True)
 
 
 def by_extra_trees(task: Task, seed: int) -> Floats:
     """The same with extremely randomised trees, which give no draws."""
     return _chained(
-        task, lambda k: ExtraTreesRegressor(n_estimators=30, min_samples_leaf=3, random_state=k), seed, 1, max_iter=4
+        task, lambda k: ExtraTreesRegressor(n_estimators=30, min_samples_leaf=3, random_state=k), seed, 1, 1, max_iter=4
     )
 
 
@@ -121,14 +119,16 @@ def _numbers(task: Task) -> tuple[Floats, Floats, Callable[[Floats], Floats]]:
     return wide.loc["train"].to_numpy(), wide.loc["test"].to_numpy(), lambda filled: filled[:, at] * scale + shift
 
 
-def _chained(task: Task, regressor: Callable[[int], Any], seed: int, draws: int, **settings: Any) -> Floats:
+def _chained(task: Task, regressor: Callable[[int], Any], seed: int, fits: int, each: int, **settings: Any) -> Floats:
+    """So many fits, and so many draws of each."""
     train, test, back = _numbers(task)
     found = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # so many rounds, converged or not
-        for k in range(draws):
+        for k in range(fits):
             imputer = IterativeImputer(regressor(k), random_state=1000 * seed + k, **{"max_iter": 10, **settings})
-            found.append(back(imputer.fit(train).transform(test)))
+            imputer.fit(train)
+            found += [back(imputer.transform(test)) for _ in range(each)]
     return np.stack(found)
 
 
@@ -172,13 +172,27 @@ def _mixed(task: Task, name: str, shift: float, scale: float) -> tuple[Floats, F
     import statsmodels.api as sm
 
     instance, time = task.schema.instance, task.schema.time
-    fixed = [q for q, kind in task.schema.covariates.items() if kind == "continuous" and q != time]
-    centre = task.train[fixed].astype(float).mean()
-    spread = task.train[fixed].astype(float).std().replace(0.0, 1.0)
+    fixed = [q for q in task.schema.covariates if q != time]
+    levels = {
+        q: sorted(task.train[q].dropna().unique(), key=str)[1:]  # the first is the others' complement
+        for q in fixed
+        if task.schema.covariates[q] != "continuous"
+    }
+
+    def numbers(frame: pd.DataFrame) -> pd.DataFrame:
+        columns: dict[str, Any] = {}
+        for q in fixed:
+            for level in levels.get(q, ()):
+                columns[f"{q}={level}"] = (frame[q] == level).where(frame[q].notna()).astype(float)
+            if q not in levels:
+                columns[q] = frame[q].astype(float)
+        return pd.DataFrame(columns, index=frame.index)
+
+    centre, spread = numbers(task.train).mean(), numbers(task.train).std().replace(0.0, 1.0).fillna(1.0)
 
     def design(frame: pd.DataFrame) -> tuple[Floats, Floats]:
         day = (frame[time].to_numpy(dtype=float) - shift) / scale
-        others = ((frame[fixed].astype(float) - centre) / spread).fillna(0.0).to_numpy()
+        others = ((numbers(frame) - centre) / spread).fillna(0.0).to_numpy()
         random = np.column_stack([np.ones_like(day), day])
         return np.column_stack([random, others]), random
 

@@ -99,6 +99,9 @@ def task(kind: str, name: str, missing: float, seed: int, folder: Path) -> Task:
 def scores(asked: Task, draws: Floats) -> dict[str, float | None]:
     """Means over measurements of what is said of each, in units of its training spread.
 
+    None of them depends on the number of draws, so long as they are the 19 that an interval of 90% takes: the chance
+    error of the draws' mean is taken off its squared error, and quantiles are those of a further draw.
+
     Args:
         asked: the question.
         draws: of Y (draws×N×D); a single one is a point, without an interval, whose CRPS is its absolute error.
@@ -112,9 +115,10 @@ def scores(asked: Task, draws: Floats) -> dict[str, float | None]:
         count = len(said)
         rank = np.arange(1, count + 1)[:, None]
         spread = ((2 * rank - count - 1) * said).sum(0) / (count * (count - 1)) if count > 1 else 0.0
-        low, high = np.quantile(said, (0.05, 0.95), axis=0)
+        low, high = np.quantile(said, (0.05, 0.95), axis=0, method="weibull")
+        chance = said.var(0, ddof=1) / count if count > 1 else 0.0
         found.append({
-            "rmse": float(np.sqrt(np.mean((said.mean(0) - truth) ** 2))),
+            "rmse": float(np.sqrt(max(0.0, np.mean((said.mean(0) - truth) ** 2 - chance)))),
             "crps": float(np.mean(np.abs(said - truth).mean(0) - spread)),
             "coverage90": float(np.mean((truth >= low) & (truth <= high))),
             "width90": float(np.mean(high - low)),

@@ -28,19 +28,18 @@ from lacova.interrupt import InterruptedWarning
 from lacova.masks import mask_at_random
 from lacova.measurements import LEVELS
 from lacova.models import Model
+from lacova.named import OPTIONS, class_of, made
 from lacova.options import FitOptions, TrainingError
 from lacova.progress import progress as progress_bar
 from lacova.schema import Schema
 from lacova.score import Asked, by_column, overall
 from lacova.snapshot import identity
-from lacova.storage import CLASSES
 from lacova.unconditional import NotMIWAE
 from lacova.version import __version__
 
 LEAST_UNITS = 20  # training rows or instances below which none are held out to stop early on
 START = b'{"key": '
 FILE = "comparison.jsonl"  # within a folder
-OPTIONS = frozenset(field.name for field in fields(FitOptions)) - {"seed", "progress"}
 IMPUTED = ("nll", "crps", "rmse", "coverage90", "accuracy")
 PREDICTED = ("nll", "crps", "rmse", "accuracy")
 SCORES = (
@@ -359,17 +358,7 @@ def _entry(label: str | None, what: Any, schema: Schema) -> _Entry:
         raise ValueError(
             f"a model is given as {what!r}; expected a name, an unfitted model, or a pair of a name and its settings."
         )
-    cls = {known.lower(): cls for known, cls in CLASSES.items()}.get(name.lower())
-    if cls is None:
-        raise ValueError(f"there is no model {name!r}; expected one of {', '.join(CLASSES)}.{meant([name], CLASSES)}")
-    label = label or cls.__name__
-    options = {key: value for key, value in settings.items() if key in OPTIONS}
-    try:
-        FitOptions(**options)
-        model = cls(schema, **{key: value for key, value in settings.items() if key not in OPTIONS})
-    except TypeError as error:
-        raise ValueError(f"{label}: a setting is unknown ({error}).") from None
-    return _Entry(label, model, options)
+    return _Entry(label or class_of(name).__name__, *made(name, schema, settings))
 
 
 def _check_options(options: Mapping[str, Any]) -> None:

@@ -37,6 +37,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON, for a program 
 Draws = Annotated[int | None, typer.Option(help="draws of each row; without it, means and most probable levels")]
 Interval = Annotated[float | None, typer.Option(help="add central intervals, such as 0.9")]
 History = Annotated[Path | None, typer.Option(help="earlier visits of the same instances, with measurements")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="NAME=VALUE", show_default=False,
+        help="any other setting of the model or option of training, such as scaling=normal or importance=5; repeatable",
+    ),
+]  # fmt: skip
 Probabilities = Annotated[bool, typer.Option("--probabilities", help="add the probability of each level")]
 
 
@@ -65,6 +72,25 @@ def sentences(command: Callable[P, None]) -> Callable[P, None]:
 def say(text: str, quiet: bool) -> None:
     if not quiet:
         typer.echo(text, err=True)
+
+
+def settings_of(given: list[str] | None) -> dict[str, Any]:
+    """What --set says: values as TOML has them, and else as words."""
+    import tomllib
+
+    found: dict[str, Any] = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals or not name.isidentifier():
+            raise ValueError(f"--set is {text!r}; expected NAME=VALUE, such as --set scaling=normal.")
+        if name in found:
+            raise ValueError(f"--set gives {name} twice; once is enough.")
+        try:
+            found[name] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[name] = value.strip()
+    return found
 
 
 def short(value: float) -> str:

@@ -7,7 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lacova.cli.common import AsJson, Data, Device, Quiet, Seed, deliver, finite, print_json, read, short
+from lacova.cli.common import (
+    AsJson,
+    Data,
+    Device,
+    Quiet,
+    Seed,
+    Settings,
+    deliver,
+    finite,
+    print_json,
+    read,
+    settings_of,
+    short,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -16,7 +29,12 @@ if TYPE_CHECKING:
 def compare(
     data: Data,
     schema: Annotated[Path, typer.Option(help="TOML file with the roles of the columns", show_default=False)],
-    models: Annotated[str, typer.Option(help="names, separated by commas: VAE,CVAE,LVAE", show_default=False)],
+    models: Annotated[
+        str,
+        typer.Option(
+            help="names, separated by commas: VAE,CVAE,LVAE; CVAE:mean treats gaps in covariates so", show_default=False
+        ),
+    ],
     folds: Annotated[int, typer.Option(help="parts of the instances, or rows, each of which is held out once")] = 5,
     hide: Annotated[float, typer.Option(help="share of the held-out entries to hide and impute")] = 0.2,
     out: Annotated[Path | None, typer.Option("--out", help="file for the table, CSV or Parquet by suffix")] = None,
@@ -28,6 +46,7 @@ def compare(
         int | None, typer.Option(help="most passes over the rows; 200, or more for small tables", show_default=False)
     ] = None,
     draws: Annotated[int, typer.Option(help="draws of each held-out row")] = 100,
+    settings: Settings = None,
     seed: Seed = 0,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -49,9 +68,14 @@ def compare(
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise ValueError(f"--models names {twice[0]} twice; once is enough.")
+    common = {"latent_dim": latent_dim, **settings_of(settings)}
+    entries = {}
+    for label in names:
+        name, colon, treatment = label.partition(":")
+        entries[label] = (name, common | ({"covariates": treatment} if colon else {}))
     found = run(
-        table, roles, {name: (name, {"latent_dim": latent_dim}) for name in names}, folds=folds, hide=hide, draws=draws,
-        seed=seed, device=device, checkpoint=resume, progress=False if quiet else None, max_epochs=epochs,
+        table, roles, entries, folds=folds, hide=hide, draws=draws, seed=seed, device=device, checkpoint=resume,
+        progress=False if quiet else None, max_epochs=epochs,
     )  # fmt: skip
     if out is not None:
         deliver(found.reset_index(), out, quiet)

@@ -7,13 +7,26 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lacova.cli.common import MODEL, AsJson, Data, Device, Quiet, Seed, Stream, finite, print_json, read, say
+from lacova.cli.common import (
+    MODEL,
+    AsJson,
+    Data,
+    Device,
+    Quiet,
+    Seed,
+    Settings,
+    Stream,
+    finite,
+    print_json,
+    read,
+    say,
+    settings_of,
+)
 
 if TYPE_CHECKING:
     from lacova.models import Model
@@ -24,12 +37,6 @@ GO_ON = "The same command with --resume goes on."
 LEAST_UNITS = 20  # rows or instances below which none are held out
 
 
-class ModelName(StrEnum):
-    auto = "auto"
-    gp = "gp"
-    cvae = "cvae"
-
-
 def fit(
     data: Data,
     schema: Annotated[Path, typer.Option(help="TOML file with the roles of the columns", show_default=False)],
@@ -37,11 +44,15 @@ def fit(
     validation: Annotated[Path | None, typer.Option(help="a table to stop early on; else a share of DATA")] = None,
     validation_share: Annotated[float, typer.Option(help="share of rows, or of instances, held out for that")] = 0.1,
     model: Annotated[
-        ModelName, typer.Option(help="auto: gp where there is an instance or a time column")
-    ] = ModelName.auto,
+        str,
+        typer.Option(
+            help="cvae, gp, or another by its name, such as lvae; auto: gp where there is an instance or a time column"
+        ),
+    ] = "auto",
     prior: Annotated[str | None, typer.Option(help="formula of the GP prior, such as 'gp(day) + cat(sex)'")] = None,
     latent_dim: Annotated[int, typer.Option(help="dimensions of z")] = 8,
-    covariates: Annotated[str, typer.Option(help="how to treat gaps in covariates")] = "joint",
+    covariates: Annotated[str | None, typer.Option(help="how to treat gaps in covariates; joint, if at all")] = None,
+    settings: Settings = None,
     epochs: Annotated[
         int | None, typer.Option(help="most passes over the rows; 200, or more for small tables", show_default=False)
     ] = None,
@@ -73,20 +84,23 @@ def fit(
     if not schema.exists():
         raise DataError(f"there is no file {schema}; `lacova schema {data} --out {schema}` proposes one.")
     roles = Schema.from_toml(schema)
-    learner = _learner(roles, model, prior, latent_dim, covariates)
+    told = {
+        "latent_dim": latent_dim, "prior": prior, "covariates": covariates, "batch_size": batch_size,
+        "max_epochs": epochs,
+    }  # fmt: skip
+    learner, more = _learner(roles, model, {k: v for k, v in told.items() if v is not None}, settings_of(settings))
     if validation is None:
         table, held_out = _split(read(data, stream), roles, validation_share, seed)
     else:
         table, held_out = read(data, stream), read(validation, stream)
     say(f"Learning a {type(learner).__name__} from {_rows(data, table, held_out)}.", quiet)
-    more: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
     if checkpoint_every:
         more |= {"checkpoint": checkpoint, "checkpoint_every": checkpoint_every, "checkpoint_keep": True}
     if devices * nodes > 1:
         more |= {"devices": devices, "nodes": nodes}
     if not going_on and main:
         checkpoint.unlink(missing_ok=True)
-    more |= {"max_epochs": epochs, "seed": seed, "device": device, "progress": False if quiet else None}
+    more |= {"seed": seed, "device": device, "progress": False if quiet else None}
     _learn(learner, table, held_out, more, out if main else None, checkpoint)
     if not main:
         return
@@ -137,19 +151,20 @@ def _rows(data: Path, table: Any, held_out: Any) -> str:
     return f"{rows}, {len(held_out)} more to stop early on" if isinstance(held_out, pd.DataFrame) else rows
 
 
-def _learner(roles: Schema, name: ModelName, prior: str | None, latent_dim: int, covariates: str) -> Model:
-    """The model that was asked for, or that suits the schema."""
-    from lacova.models import CVAE, Covariates, GPPriorVAE
+def _learner(roles: Schema, name: str, told: dict[str, Any], settings: dict[str, Any]) -> tuple[Model, dict[str, Any]]:
+    """The model that was asked for, or that suits the schema, and options of its training."""
+    from lacova.models import GPPriorVAE
+    from lacova.named import class_of, made
 
-    if covariates not in get_args(Covariates):
-        raise ValueError(f"--covariates is {covariates!r}; expected one of {', '.join(get_args(Covariates))}.")
-    settings: dict[str, Any] = {"latent_dim": latent_dim, "covariates": covariates}
-    longitudinal = roles.instance is not None or roles.time is not None
-    if name == ModelName.gp or (name == ModelName.auto and longitudinal):
-        return GPPriorVAE(roles, prior=prior, **settings)
-    if prior is not None:
+    if twice := [each for each in settings if each in told]:
+        option = twice[0].removeprefix("max_").replace("_", "-")
+        raise ValueError(f"--set {twice[0]}=… says again what --{option} says; leave one out.")
+    if name == "auto":
+        name = "cvae" if roles.instance is None and roles.time is None else "gp"
+    name = {"gp": "GPPriorVAE"}.get(name.lower(), name)
+    if "prior" in told and not issubclass(class_of(name), GPPriorVAE):
         raise ValueError("--prior is a formula for the GP prior; add --model gp.")
-    return CVAE(roles, **settings)
+    return made(name, roles, told | settings)
 
 
 def _check_run(out: Path, force: bool) -> None:

@@ -263,3 +263,13 @@ def test_completed_tables_differ_where_one_proposal_has_all_the_weight(monkeypat
     monkeypatch.setattr("lacova.impute._pick", lambda weight, draws, generator: weight.argmax(0).expand(draws, -1))
     drawn = model.impute(table.assign(a=np.nan), draws=6)["a"].to_numpy().reshape(6, 20)
     assert all(len(set(row)) == 6 for row in drawn.T)
+
+
+def test_a_miwae_of_one_draw_is_a_vae():
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.normal(size=(60, 3)), columns=list("abc")).mask(rng.random((60, 3)) < 0.2)
+    schema = Schema(list("abc"), {})
+    vae = lacova.VAE(schema, latent_dim=2).fit(table, max_epochs=3, device="cpu")
+    one = lacova.MIWAE(schema, latent_dim=2).fit(table, max_epochs=3, importance=1, device="cpu")
+    assert one.training.equals(vae.training)
+    assert one.impute(table).equals(vae.impute(table))

@@ -17,6 +17,7 @@ from lacova.plot.effects import binned
 from lacova.plot.style import COLOURS, DASHES, MARKERS
 from lacova.recovery import LEVELS, _numbers, recover
 from lacova.schema import DataError
+from lacova.storage import CLASSES
 
 UNITS = {"alt": "U/L", "day": "days", "age": "years"}
 
@@ -212,6 +213,17 @@ def test_recovery_is_what_it_says(recovery, table):
     assert line["rmse"] == pytest.approx(np.sqrt(((alt["mean"] - alt["truth"]) ** 2).mean()))
     assert (np.diff(recovery.coverage()["found"]) >= 0).all()
     assert recovery.coverage("alt")["n"].iloc[0] == len(alt)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_single_measurement_is_hidden_and_imputed_by_every_model(kind, table):
+    schema = lacova.Schema(["alt"], {"arm": "categorical"}, instance="id", time="day")
+    model = CLASSES[kind](schema, latent_dim=1).fit(table, max_epochs=1, device="cpu")
+    found = recover(model, table, share=0.3, draws=10)
+    hidden = found.numbers[found.numbers["column"] == "alt"]
+    assert len(hidden) == pytest.approx(0.3 * table["alt"].notna().sum(), rel=0.3)
+    assert np.isfinite(hidden[["mean", "lower", "upper"]].to_numpy(float)).all()
+    assert (hidden["lower"] < hidden["upper"]).all()
 
 
 def test_pit_is_the_share_of_draws_below_the_truth():

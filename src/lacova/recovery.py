@@ -79,8 +79,9 @@ def inside(pit: pd.Series[Any], level: float) -> npt.NDArray[np.bool_]:
 def recover(model: Model, data: Any, *, share: float = 0.1, seed: int = 0, draws: int = 200) -> Recovery:
     """Hide a share of the observed measurements and covariates, impute them, and compare.
 
-    Visit-constant covariates are hidden at all visits of a patient, or at none. The entries are hidden from
-    imputation alone: if the model was fitted to the same rows, it has seen them in training.
+    Visit-constant covariates are hidden at all visits of a patient, or at none. A row may lose all its measurements:
+    covariates and other visits then speak for it, or the law of all rows where a model has neither. The entries are
+    hidden from imputation alone: if the model was fitted to the same rows, it has seen them in training.
 
     Args:
         model: a fitted model.
@@ -99,8 +100,6 @@ def recover(model: Model, data: Any, *, share: float = 0.1, seed: int = 0, draws
     if absent:
         raise DataError(f"the table has no column {absent[0]!r}, which the model's schema names.")
     masked = mask_at_random(frame, columns, share, seed, instance=schema.instance, static=schema.static)
-    kept = masked[list(schema.measurements)].notna().any(axis=1) | frame[list(schema.measurements)].isna().all(axis=1)
-    masked.loc[~kept, columns] = frame.loc[~kept, columns]  # a row without any measurement would be a forecast
     filled = model.impute(masked[list(schema.columns)], draws=draws, seed=seed)
     noise = np.random.default_rng(seed)
     numbers, categories = [], []

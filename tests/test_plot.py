@@ -190,6 +190,9 @@ def test_rows_with_equal_values_share_a_group():
     line = binned(pd.DataFrame({"mean": along, "lower": along, "upper": along}), along, bins=10, least=5)
     assert line["n"].tolist() == [30, 35]  # three and two rows alone would be too few
     np.testing.assert_allclose(line["at"], line["mean"])
+    owners = np.r_[np.zeros(30), np.arange(1, 36)]  # the first thirty rows are one patient's, with three more of four
+    owned = binned(pd.DataFrame({"mean": along, "lower": along, "upper": along}), along, 10, 5, owners)
+    assert owned["n"].tolist() == [65]
 
 
 def test_effects_of_500_patients_are_a_band(model):

@@ -15,7 +15,7 @@ from lacova.cli import main
 from lacova.errors import DataError
 from lacova.report import facts
 from lacova.report.page import embedded
-from lacova.report.warnings import nearly_empty, not_converged, poor_calibration, warnings
+from lacova.report.warnings import nearly_empty, no_better_than_the_mean, not_converged, poor_calibration, warnings
 
 HOSTILE = [
     "</script><script>window.hacked=1</script>",
@@ -173,6 +173,59 @@ def test_without_patients_rare_levels_and_few_values_are_not_told(model):
     assert told["arm"] == "usual 85%, ..."
     assert told["ast"] == "few values"
     assert "from" not in told[LAB]
+    rare = facts.columns(frame.assign(arm=frame["id"]), model.schema, facts.Wish(10, 0, False))
+    assert next(c["summary"] for c in rare if c["name"] == "arm") == "rare levels alone"
+
+
+def lines_of(page, caption):
+    """The first cells of a table, and all its text."""
+    part = page[page.index(f"<caption>{caption}") :]
+    part = part[: part.index("</table>")]
+    return re.findall(r'<tr><th scope="row">(.*?)</th>', part), part
+
+
+def test_without_patients_every_figure_rests_on_ten(model, table, tmp_path):
+    """Enough values, but of five patients: no error of theirs, no place among draws, no width of a law."""
+    few = table.assign(ast=table["ast"].where(table["id"].isin(table["id"].unique()[:5])))
+    few = pd.concat([few.assign(day=few["day"] + 3 * k) for k in range(5)], ignore_index=True)
+    pages = [
+        report.write(model, few, tmp_path / "r.html", patients=shown, draws=10, share=0.5).read_text(encoding="utf-8")
+        for shown in (True, False)
+    ]
+    caption = "Imputed against true values"
+    names = [lines_of(page, caption)[0] for page in pages]
+    assert "ast" in names[0]
+    assert "ast" not in names[1]
+    assert len(names[1]) == len(names[0]) - 1
+    assert "fewer than 10 patients are left out: 1 of" in pages[1]
+    assert [c["name"] for c in facts_of(pages[0])["calibration"]["columns"]].count("ast") == 1
+    assert "ast" not in [c["name"] for c in facts_of(pages[1])["calibration"]["columns"]]
+    gains = [lines_of(page, "Gaps in covariates")[1] for page in pages]
+    assert "as wide as the prior" in gains[0]
+    assert "as wide as the prior" not in gains[1]  # age is missing of a single patient
+    assert "not told of fewer than 10 patients" in gains[1]
+    with pytest.raises(DataError, match=r"have 9 patient\(s\).* every figure rests on 10 at least"):
+        report.write(model, table[table["id"].isin(table["id"].unique()[:9])], tmp_path / "r.html", patients=False)
+
+
+def test_without_patients_a_point_of_an_effect_rests_on_ten(model):
+    """One patient with most of the rows cannot have points of its own."""
+    rows = pd.concat([visits(30, 2), visits(1, 60).assign(day=1000.0 + np.arange(60))], ignore_index=True)
+    found = model.effects(rows, draws=2)
+    shown = facts._lines(model, rows, found, "gp(day)", [LAB], facts.Wish(10, 0, False))["measurements"][0][0]
+    assert max(shown["at"]) < 900
+    own = facts._lines(model, rows, found, "gp(day)", [LAB], facts.Wish(10, 0, True))["measurements"][0][0]
+    assert len(own["at"]) > len(shown["at"])
+
+
+def test_warnings_rest_on_so_many_patients(model, table):
+    from lacova.recovery import Recovery
+
+    numbers = pd.DataFrame({"row": np.arange(40) % 8, "column": "ast", "truth": 1.0, "mean": 0.0, "pit": 0.999})
+    found = Recovery(model.schema, 0.1, 0, table, numbers, numbers.head(0))
+    assert "ast" in poor_calibration(found)[0]
+    assert poor_calibration(found, 10) == []  # rows 0 to 7 are of two patients
+    assert no_better_than_the_mean(found, 10) == []
 
 
 def test_figures_are_those_of_the_model(model, table, page):
@@ -269,7 +322,7 @@ def test_poor_calibration_is_told(model, spread, word):
 
     truth = np.random.default_rng(0).normal(0, spread, 800)
     numbers = pd.DataFrame({"row": 0, "column": "ast", "truth": truth, "mean": 0.0, "pit": norm.cdf(truth)})
-    found = poor_calibration(Recovery(model.schema, 0.1, 0, numbers, numbers, numbers.head(0)))
+    found = poor_calibration(Recovery(model.schema, 0.1, 0, numbers.assign(id=1), numbers, numbers.head(0)))
     assert found == [] if word is None else word in found[0]
     assert word is None or "ast" in found[0]
 

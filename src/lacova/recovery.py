@@ -43,8 +43,9 @@ class Recovery:
     categories: pd.DataFrame
 
     def summary(self) -> pd.DataFrame:
-        """One line per column: `n` hidden; of numbers `rmse`, `sd` of the truth and coverages; of categories
-        `accuracy`, and `usual`, what naming the most frequent level would reach."""
+        """One line per column: `n` hidden, of so many `patients`, or rows where there are none; of numbers `rmse`, `sd`
+        of the truth and coverages; of categories `accuracy`, and `usual`, what naming the most frequent level would
+        reach."""
         lines: list[dict[str, Any]] = []
         numbers, categories = (
             dict(list(each.groupby("column", sort=False))) for each in (self.numbers, self.categories)
@@ -53,22 +54,28 @@ class Recovery:
             if name in numbers:
                 part = numbers[name]
                 error = (part["mean"] - part["truth"]).to_numpy(float)
-                line = {"column": name, "n": len(part), "rmse": float(np.sqrt((error**2).mean()))}
-                line |= {"sd": float(part["truth"].std(ddof=0))}
+                line = {"column": name, "n": len(part), "patients": self.patients(part)}
+                line |= {"rmse": float(np.sqrt((error**2).mean())), "sd": float(part["truth"].std(ddof=0))}
                 line |= {f"coverage{round(100 * p)}": float(inside(part["pit"], p).mean()) for p in (0.5, 0.9, 0.95)}
                 lines.append(line)
             elif name in categories:
                 part = categories[name]
                 usual = float(part["truth"].value_counts(normalize=True).max())
                 hits = float((part["guess"] == part["truth"]).mean())
-                lines.append({"column": name, "n": len(part), "accuracy": hits, "usual": usual})
-        return pd.DataFrame(lines, columns=["column", "n", "rmse", "sd", "coverage50", "coverage90", "coverage95",
-                                            "accuracy", "usual"])  # fmt: skip
+                lines.append({"column": name, "n": len(part), "patients": self.patients(part), "accuracy": hits,
+                              "usual": usual})  # fmt: skip
+        return pd.DataFrame(lines, columns=["column", "n", "patients", "rmse", "sd", "coverage50", "coverage90",
+                                            "coverage95", "accuracy", "usual"])  # fmt: skip
 
     def coverage(self, column: str | None = None) -> pd.DataFrame:
         """The share of hidden numbers within the central interval of each nominal level, of one column or of all."""
         pit = (self.numbers if column is None else self.numbers[self.numbers["column"] == column])["pit"]
         return pd.DataFrame({"nominal": LEVELS, "found": [float(inside(pit, p).mean()) for p in LEVELS], "n": len(pit)})
+
+    def patients(self, lines: pd.DataFrame) -> int:
+        """How many patients lines of `numbers` or `categories` belong to, or rows where there are none."""
+        instance = self.schema.instance
+        return int((lines["row"] if instance is None else self.masked[instance].iloc[lines["row"]]).nunique())
 
 
 def inside(pit: pd.Series[Any], level: float) -> npt.NDArray[np.bool_]:

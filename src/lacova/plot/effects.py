@@ -82,16 +82,21 @@ def parts(model: GPPriorVAE, component: str) -> tuple[bool, str | None, str | No
     return one.instance, next(iter(continuous), None), next(iter(categories), None)
 
 
-def binned(ends: pd.DataFrame, along: Any, bins: int = BINS, least: int = LEAST_ROWS) -> pd.DataFrame:
-    """Means over rows with like values, equal ones together: at most so many groups, of so many rows each at least."""
+def binned(
+    ends: pd.DataFrame, along: Any, bins: int = BINS, least: int = LEAST_ROWS, owners: Any = None
+) -> pd.DataFrame:
+    """Means over rows with like values, equal ones together: at most so many groups, each of so many rows at least, or
+    of so many owners where these are given."""
     order = np.argsort(along, kind="stable")
-    wanted = max(least, len(order) / bins)
+    owners = np.arange(len(order)) if owners is None else owners
+    wanted = len(order) / bins
     groups: list[list[int]] = [[]]
     for before, row in zip([None, *order[:-1]], order, strict=True):
-        if len(groups[-1]) >= wanted and along[before] != along[row]:
+        full = len(groups[-1]) >= wanted and along[before] != along[row]
+        if full and len(set(owners[groups[-1]])) >= least:
             groups.append([])
         groups[-1].append(int(row))
-    if len(groups) > 1 and len(groups[-1]) < least:
+    if len(groups) > 1 and len(set(owners[groups[-1]])) < least:
         few = groups.pop()
         groups[-1] += few
     return pd.DataFrame(

@@ -55,6 +55,11 @@ def write(
     content: dict[str, Any] = {"title": f"lacova report: {type(model).__name__}", "model": model, "wish": wish}
     content["training"] = facts.training(model)
     frame = None if data is None else _table(data, model, "data")
+    if frame is not None and (count := facts.owners(frame, schema).nunique()) < wish.least:
+        raise DataError(
+            f"the data have {count} patient(s), or rows where no column names the patient; in a report without single "
+            f"patients every figure rests on {wish.least} at least. Give more rows, or describe the model alone."
+        )
     tested = frame if held_out is None else _table(held_out, model, "held_out")
     recovery = None
     content |= {"columns": [], "held_out": held_out is not None}
@@ -74,7 +79,7 @@ def write(
         if images is not None and patients:
             content["images"] = _images(model, frame, None if truth is None else _table(truth, model, "truth"), images)
     content["recovery"] = recovery
-    content["warnings"] = warnings(model, frame, content["columns"], recovery)
+    content["warnings"] = warnings(model, frame, content["columns"], recovery, wish.least)
     content["reproduce"] = _reproduce(model, wish, share, command)
     path = Path(out)
     try:

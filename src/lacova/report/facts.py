@@ -17,11 +17,8 @@ from lacova.recovery import LEVELS, Recovery
 from lacova.schema import Schema
 
 PATIENTS, MEASUREMENTS, FEW_MEASUREMENTS = 60, 40, 12  # to pick from
-POINTS, GAPS, LEAST = (
-    1500,
-    25,
-    10,
-)  # dots in a cloud, gaps of a covariate, patients behind a figure that is no patient's
+POINTS, GAPS = 1500, 25  # dots in a cloud, gaps of a covariate
+LEAST = 10  # patients behind a figure that is no patient's, rows behind a point of a line
 MAP_ROWS, MAP_COLUMNS = 120, 60
 EFFECT_ROWS, AHEAD, FAN_DRAWS = 400, 8, 200
 Facts = dict[str, Any]
@@ -35,6 +32,11 @@ class Wish:
     seed: int
     patients: bool
     interval: float = 0.9
+
+    @property
+    def least(self) -> int:
+        """The patients behind every figure."""
+        return 1 if self.patients else LEAST
 
 
 def rounded(values: Any) -> list[float | None]:
@@ -82,31 +84,33 @@ def columns(frame: pd.DataFrame, schema: Schema, wish: Wish) -> list[Facts]:
         found.append({
             "name": name, "role": role, "kind": kind, "unit": schema.units.get(name, ""),
             "missing": float(frame[name].isna().mean()), "n": len(values),
-            "summary": _summary(values, name in schema.categories, None if wish.patients else _owners(frame, schema)),
+            "summary": _summary(values, name in schema.categories, None if wish.patients else owners(frame, schema)),
         })  # fmt: skip
     return found
 
 
-def _owners(frame: pd.DataFrame, schema: Schema) -> pd.Series[Any]:
+def owners(frame: pd.DataFrame, schema: Schema) -> pd.Series[Any]:
     """Whose each row is; every row is its own where there are no patients."""
     return pd.Series(np.arange(len(frame)), frame.index) if schema.instance is None else frame[schema.instance]
 
 
-def _summary(values: pd.Series[Any], category: bool, owners: pd.Series[Any] | None) -> str:
+def _summary(values: pd.Series[Any], category: bool, whose: pd.Series[Any] | None) -> str:
     """In words; with owners, only what rests on several of them, and no extremes, which are somebody's own."""
     if len(values) == 0:
         return "no value"
     if category:
         counts = values.value_counts()
-        whose: Any = None if owners is None else owners[values.index].groupby(values.astype(object)).nunique()
-        named = [(level, n) for level, n in counts.items() if whose is None or whose[level] >= LEAST][:4]
+        many: Any = None if whose is None else whose[values.index].groupby(values.astype(object)).nunique()
+        named = [(level, n) for level, n in counts.items() if many is None or many[level] >= LEAST][:4]
+        if not named:
+            return "rare levels alone"
         text = ", ".join(f"{level} {n / len(values):.0%}" for level, n in named)
         return text + (", ..." if len(counts) > len(named) else "")
     numbers = values.astype(float)
     text = f"mean {plain(numbers.mean())}, sd {plain(numbers.std())}"
-    if owners is None:
+    if whose is None:
         return f"{text}, from {plain(numbers.min())} to {plain(numbers.max())}"
-    return text if owners[values.index].nunique() >= LEAST else "few values"
+    return text if whose[values.index].nunique() >= LEAST else "few values"
 
 
 def gap_map(frame: pd.DataFrame, schema: Schema, wish: Wish) -> Facts | None:
@@ -170,7 +174,7 @@ def calibration(recovery: Recovery, shown: list[str], wish: Wish) -> Facts:
     kept = [name for name in numbers["column"].unique() if name in shown or name in recovery.schema.covariates]
     for name in [None, *kept]:
         part = numbers if name is None else numbers[numbers["column"] == name]
-        if len(part) == 0:
+        if recovery.patients(part) < wish.least:
             continue
         counts = np.histogram(part["pit"], bins=np.linspace(0, 1, 11))[0]
         entry: Facts = {
@@ -262,14 +266,15 @@ def covariates(model: Model, frame: pd.DataFrame, wish: Wish) -> list[Facts]:
         entry: Facts = {"name": name, "label": schema.label(name), "kind": schema.covariates[name], "n": len(at),
                         "all": int(frame[name].isna().sum())}  # fmt: skip
         one = _levels if schema.covariates[name] == "categorical" else _numbers
-        entry |= one(*laws)
+        if owners(rows, schema).iloc[at].nunique() >= wish.least:
+            entry |= one(*laws)
         if wish.patients:
             owner = range(1, len(rows) + 1) if schema.instance is None else rows[schema.instance]
             who = [str(label) for label in np.asarray(owner, dtype=object)[at]][:GAPS]
             each = zip(who, entry.pop("prior"), entry.pop("posterior"), strict=False)
             entry["gaps"] = [{"who": w, "prior": p, "posterior": q} for w, p, q in each]
         else:
-            del entry["prior"], entry["posterior"]
+            entry = {key: value for key, value in entry.items() if key not in ("prior", "posterior")}
         found.append(entry)
     return found
 
@@ -299,7 +304,7 @@ def effects(model: Model, frame: pd.DataFrame, shown: list[str], wish: Wish) -> 
         return None
     schema = model.schema
     visits = 1.0 if schema.instance is None else len(frame) / frame[schema.instance].nunique()
-    rows = sample_units(frame, schema, max(5, round(EFFECT_ROWS / visits)), wish.seed).reset_index(drop=True)
+    rows = sample_units(frame, schema, max(LEAST, round(EFFECT_ROWS / visits)), wish.seed).reset_index(drop=True)
     found = model.effects(rows, draws=max(10, wish.draws // 3), interval=wish.interval, seed=wish.seed)
     shares = found.shares.set_index("component")[shown]
     names = found.rows["component"].unique().tolist()
@@ -316,8 +321,8 @@ def _lines(
     of_patients, along, group = parts(model, component)
     if of_patients and not wish.patients:
         return None
-    schema, owners = model.schema, _owners(rows, model.schema)
-    least = LEAST if wish.patients else LEAST * -(-len(rows) // owners.nunique())
+    schema, whose = model.schema, owners(rows, model.schema).to_numpy()
+    counted = np.arange(len(rows)) if wish.patients else whose
     own = found.rows[found.rows["component"] == component]
     values = [own.loc[own["measurement"] == name, ["mean", "lower", "upper"]].reset_index(drop=True) for name in shown]
     if of_patients:
@@ -329,11 +334,9 @@ def _lines(
     chosen = [np.ones(len(rows), bool) if level is None else (rows[group] == level).to_numpy(bool, na_value=False)
               for level in levels]  # fmt: skip
     if along is None:
-        kept = [
-            (level, at)
-            for level, at in zip(levels, chosen, strict=True)
-            if owners[at].nunique() >= (1 if wish.patients else LEAST)
-        ]
+        kept = [(level, at) for level, at in zip(levels, chosen, strict=True) if len(set(whose[at])) >= wish.least]
+        if not kept:
+            return None
         table = [pd.DataFrame([ends[at].mean() for _, at in kept], columns=list(ends)) for ends in values]
         return {"kind": "levels", "axis": group, "levels": [str(level) for level, _ in kept],
                 "measurements": [[_band("", range(len(m)), m)] for m in table]}  # fmt: skip
@@ -343,11 +346,11 @@ def _lines(
         bands = []
         for level, mask in zip(levels, chosen, strict=True):
             use = mask & ~np.isnan(at)
-            if use.sum() >= least:
-                line = binned(ends[use], at[use], 12, least)
+            if len(set(counted[use])) >= LEAST:
+                line = binned(ends[use], at[use], 12, LEAST, counted[use])
                 bands.append(_band("" if level is None else f"{group} {level}", line["at"], line))
         drawn.append(bands)
-    return {"kind": "lines", "axis": schema.label(along), "measurements": drawn}
+    return {"kind": "lines", "axis": schema.label(along), "measurements": drawn} if any(drawn) else None
 
 
 def _band(name: str, at: Any, ends: pd.DataFrame) -> Facts:

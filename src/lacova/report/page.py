@@ -19,6 +19,7 @@ import pandas as pd
 
 from lacova.models import CVAE, GPPriorVAE, Model
 from lacova.recovery import Recovery
+from lacova.report.facts import LEAST
 
 LISTED = 100  # columns of which a table has lines: more are pixels
 WORDS = {
@@ -189,6 +190,10 @@ def _quality(content: dict[str, Any]) -> str:
         f"in {where}."
     )
     summary = recovery.summary()
+    rare = summary["patients"] < content["wish"].least
+    if rare.any():
+        about += f" Columns hidden in fewer than {LEAST} patients are left out: {int(rare.sum())} of {len(rare)}."
+    summary = summary[~rare]
     many = len(summary)
     if many > LISTED:  # categories have no sd, and stay
         summary = summary.loc[summary["sd"].fillna(np.inf).nlargest(LISTED).index.sort_values()]
@@ -204,7 +209,7 @@ def _quality(content: dict[str, Any]) -> str:
         head, lines, f"{some}Imputed against true values. An RMSE well below the sd is what the model gains."
     )
     chart = _chart("calibration", "Column") if content["calibration"]["columns"] else ""
-    return _paragraph(about) + chart + table
+    return _paragraph(about) + chart + (table if lines else "")
 
 
 def _patients(content: dict[str, Any]) -> str:
@@ -235,8 +240,10 @@ def _covariates(content: dict[str, Any]) -> str:
     for entry in found:
         if "ratio" in entry:
             gain = f"the posterior is {entry['ratio']:.0%} as wide as the prior"
-        else:
+        elif "sure" in entry:
             gain = f"the most probable level has {entry['sure'][0]:.0%} before, {entry['sure'][1]:.0%} after"
+        else:
+            gain = f"not told of fewer than {LEAST} patients"
         lines.append([entry["name"], str(entry["all"]), gain])
     about = "Before: what other covariates and other visits say of a gap. After: what the measurements add."
     chart = _chart("covariates", "Covariate") if content["wish"].patients else ""

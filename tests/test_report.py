@@ -278,6 +278,31 @@ def test_of_many_columns_those_that_vary_most_have_a_line(tmp_path):
     assert listed == [f"c{k}" for k in range(4, 104)]
 
 
+@pytest.fixture(scope="module")
+def arms():
+    """A table with twelve arms, of which the last by name is the most frequent, and a model of it."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"arm": [f"arm {k % 12:02d}" for k in range(192)], "dose": rng.random(192)})
+    table.loc[144:, "arm"] = "arm 11"
+    table["alt"] = 30 + rng.normal(0, 3, 192)
+    table.loc[:4, "arm"] = None
+    schema = lacova.Schema(["alt"], {"arm": "categorical", "dose": "continuous"})
+    prior = "gp(dose):cat(arm) + cat(arm)"
+    return table, lacova.GPPriorVAE(schema, prior=prior, latent_dim=1, inducing=4).fit(table, max_epochs=1)
+
+
+def test_observed_levels_beyond_those_told_apart_are_others_and_not_missing(arms):
+    table, model = arms
+    shown = next(c for c in facts.latent(model, table, [], facts.Wish(10, 0, True))["colours"] if c["name"] == "arm")
+    assert len(shown["levels"]) == 7
+    assert shown["levels"][-2:] == ["arm 11", "others"]
+    for value, code in zip(table["arm"], shown["values"], strict=True):
+        assert (code is None) == pd.isna(value)
+        assert code is None or shown["levels"][int(code)] == (value if value in shown["levels"] else "others")
+    seven = facts.latent(model, table[table["arm"] > "arm 04"], [], facts.Wish(10, 0, True))["colours"][0]
+    assert seven["levels"] == [f"arm {k:02d}" for k in range(5, 12)]
+
+
 def test_images_are_shown(tmp_path):
     rng = np.random.default_rng(0)
     true = pd.DataFrame(rng.random((40, 9))).rename(columns=lambda k: f"p{k}").assign(x=rng.random(40))

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from lacova.errors import DataError
 from lacova.models import Model
-from lacova.plot.style import COLOURS, DASHES, GREY, MARKERS, figure_of, known_column, new_axes, table, tidy
+from lacova.plot.style import COLOURS, DASHES, GREY, MARKERS, figure_of, frequent, known_column, new_axes, table, tidy
 
 TERMS = {
     "elbo": "bound, training rows",
@@ -113,10 +113,10 @@ def _coloured(ax: Axes, points: Any, values: pd.Series[Any], model: Model, name:
     known = values.notna().to_numpy()
     schema = model.schema
     if name in schema.categories or not pd.api.types.is_numeric_dtype(values):
-        levels = values[known].value_counts().index[:LEVELS]
-        if len(levels) == 0:
+        levels = frequent(values, LEVELS)
+        if not levels:
             raise DataError(f"column {name!r} has no value to colour by.")
-        for k, level in enumerate(sorted(levels, key=str)):
+        for k, level in enumerate(levels):
             at = known & (values == level).to_numpy(dtype=bool, na_value=False)
             ax.scatter(
                 points[at][:, 0],

@@ -57,6 +57,11 @@ def known_column(name: object, choices: Any, what: str) -> None:
         raise DataError(f"there is no {what} {name!r}; expected one of {shown}.{meant([name], choices)}")
 
 
+def frequent(values: pd.Series[Any], most: int) -> list[Any]:
+    """The most frequent levels of a column, by name."""
+    return sorted(values.dropna().value_counts().index[:most], key=str)
+
+
 def patient_rows(frame: pd.DataFrame, schema: Schema, patient: Any) -> pd.DataFrame:
     """The rows of one patient, by time where there is one."""
     if schema.instance is None:

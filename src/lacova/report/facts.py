@@ -13,11 +13,12 @@ from lacova.models import GPPriorVAE, Model
 from lacova.plot.effects import binned, parts
 from lacova.plot.fit import TERMS, project
 from lacova.plot.patients import later
+from lacova.plot.style import frequent
 from lacova.recovery import LEVELS, Recovery
 from lacova.schema import Schema
 
 PATIENTS, MEASUREMENTS, FEW_MEASUREMENTS = 60, 40, 12  # to pick from
-POINTS, GAPS = 1500, 25  # dots in a cloud, gaps of a covariate
+POINTS, LEVELS_SHOWN, GAPS = 1500, 7, 25  # dots in a cloud, their shapes, gaps of a covariate
 LEAST = 10  # patients behind a figure that is no patient's, rows behind a point of a line
 MAP_ROWS, MAP_COLUMNS = 120, 60
 EFFECT_ROWS, AHEAD, FAN_DRAWS = 400, 8, 200
@@ -371,14 +372,23 @@ def latent(model: Model, frame: pd.DataFrame, shown: list[str], wish: Wish) -> F
         *(name for name in schema.measurements if name in shown or name in schema.categories),
     ]:
         if name in schema.categories:
-            levels = sorted(rows[name].dropna().unique(), key=str)[:7]
-            codes = rows[name].map({level: k for k, level in enumerate(levels)})
-            colours.append({"name": name, "levels": [str(level) for level in levels], "values": rounded(codes)})
+            colours.append({"name": name, **_coded(rows[name])})
         else:
             colours.append({"name": schema.label(name), "values": rounded(rows[name])})
     who = None if schema.instance is None else [str(label) for label in rows[schema.instance]]
     return {"x": rounded(points[:, 0]), "y": rounded(points[:, 1]), "labels": labels, "colours": colours, "who": who,
             "rows": len(rows), "of": len(frame)}  # fmt: skip
+
+
+def _coded(values: pd.Series[Any]) -> Facts:
+    """Levels that can be told apart, the last for all others where there are more, and the level of each row."""
+    more = values.nunique() > LEVELS_SHOWN
+    levels = frequent(values, LEVELS_SHOWN - 1 if more else LEVELS_SHOWN)
+    codes = np.full(len(values), float(len(levels)))
+    for k, level in enumerate(levels):
+        codes[(values == level).to_numpy(bool, na_value=False)] = k
+    names = [*map(str, levels), *(["others"] if more else [])]
+    return {"levels": names, "values": rounded(np.where(values.isna(), np.nan, codes))}
 
 
 def visits_of(frame: pd.DataFrame, schema: Schema) -> str:

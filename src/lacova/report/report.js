@@ -64,7 +64,7 @@
     }[shape];
     return make("path", { d: path, ...attributes }, parent);
   };
-  const SHAPES = ["circle", "square", "triangle", "diamond", "down", "plus", "cross", "bar"];
+  const SHAPES = ["circle", "square", "triangle", "diamond", "down", "plus", "bar"];  // a cross is a missing value
   const filled = (shape, k, hollow = false) => ["plus", "cross", "bar"].includes(shape)
     ? { fill: "none", stroke: colour(k), "stroke-width": 1.6 }
     : { fill: hollow ? "var(--paper)" : colour(k), stroke: colour(k), "stroke-width": 1.4 };

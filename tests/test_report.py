@@ -246,6 +246,16 @@ def test_figures_are_those_of_the_model(model, table, page):
     np.testing.assert_allclose(np.mean(gaps["share"], 0), table[gaps["columns"]].isna().mean(), atol=0.01)
 
 
+def test_patients_with_missing_times_are_in_order(model, table):
+    data = table.copy()
+    data.loc[[0, 5, 10], "day"] = None
+    shown = facts.patients(model, data, [LAB], facts.Wish(10, 0, True))["people"]
+    assert all(person["at"] == sorted(person["at"]) for person in shown)
+    first = shown[[p["id"] for p in shown].index(table["id"][0])]
+    rows = data[:4].assign(at=model.impute(data[:4], seed=0)["day"]).sort_values("at", kind="stable")
+    assert first["values"][0]["gap"] == np.flatnonzero(rows[LAB].isna()).tolist()
+
+
 def test_the_model_alone_and_a_model_of_rows(model, tmp_path):
     alone = report.write(model, out=tmp_path / "a.html").read_text(encoding="utf-8")
     assert set(facts_of(alone)) == {"training"}

@@ -205,6 +205,7 @@ def patients(model: Model, frame: pd.DataFrame, shown: list[str], wish: Wish) ->
     people = []
     for label in rows[schema.instance].drop_duplicates():
         own = np.flatnonzero((rows[schema.instance] == label).to_numpy())
+        own = own[np.argsort(at[own], kind="stable")]  # of imputed times too
         one: Facts = {"id": str(label), "at": rounded(at[own]), "values": [], "fan": fans.get(label)}
         for name in shown:
             lower, upper = (rounded(done[f"{name}_{side}"].to_numpy(float)[own]) for side in ("lower", "upper"))

@@ -204,6 +204,16 @@ def test_effects_along_a_covariate_by_level_and_by_patient(model, table, effects
     assert crossed.get_xlabel() == "day (days)"
 
 
+def test_of_many_levels_the_most_frequent_have_a_line_and_the_legend_says_so(model, table):
+    sexes = [f"s{min(k % 16, 11):02d}" for k in range(len(table))]  # the last by name is the most frequent
+    rows = pd.DataFrame({"component": "gp(age):cat(sex)", "measurement": "alt", "mean": np.zeros(len(table))})
+    rows, data = rows.assign(lower=0.0, upper=1.0), table.assign(sex=sexes, age=50.0)
+    ax = plot.effects(model, data, "gp(age):cat(sex)", "alt", found=type("Found", (), {"rows": rows}))
+    assert len(legend(ax)) == 6
+    assert "sex s11" in legend(ax)
+    assert ax.get_legend().get_title().get_text() == "6 of 12 levels, the most frequent"
+
+
 def test_rows_with_equal_values_share_a_group():
     along = np.array([0.0] * 30 + [1.0] * 3 + [2.0] * 30 + [3.0] * 2)
     line = binned(pd.DataFrame({"mean": along, "lower": along, "upper": along}), along, bins=10, least=5)

@@ -313,6 +313,16 @@ def test_observed_levels_beyond_those_told_apart_are_others_and_not_missing(arms
     assert seven["levels"] == [f"arm {k:02d}" for k in range(5, 12)]
 
 
+def test_effects_say_of_how_many_levels_they_are(arms, tmp_path):
+    table, model = arms
+    lines = facts.effects(model, table, ["alt"], facts.Wish(10, 0, True))["lines"]
+    assert "arm 11" in lines["cat(arm)"]["levels"]
+    assert lines["cat(arm)"]["note"] == "6 of 12 levels of arm are shown, the most frequent."
+    drawn = [band["name"] for band in lines["gp(dose):cat(arm)"]["measurements"][0]]
+    assert "arm arm 11" in drawn
+    assert lines["gp(dose):cat(arm)"]["note"].startswith(f"{len(drawn)} of 12 levels")
+
+
 def test_images_are_shown(tmp_path):
     rng = np.random.default_rng(0)
     true = pd.DataFrame(rng.random((40, 9))).rename(columns=lambda k: f"p{k}").assign(x=rng.random(40))

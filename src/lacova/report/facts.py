@@ -10,7 +10,7 @@ import pandas as pd
 
 from lacova.effects import Effects
 from lacova.models import GPPriorVAE, Model
-from lacova.plot.effects import binned, parts
+from lacova.plot.effects import LINES, binned, parts
 from lacova.plot.fit import TERMS, project
 from lacova.plot.patients import later
 from lacova.plot.style import frequent
@@ -332,7 +332,7 @@ def _lines(
         means = [ends.groupby(label).mean().sort_values("mean", kind="stable") for ends in values]
         return {"kind": "patients", "axis": f"{len(means[0])} patients, by size of the effect",
                 "measurements": [[_band("", np.arange(1, len(m) + 1), m)] for m in means]}  # fmt: skip
-    levels: list[Any] = [None] if group is None else sorted(rows[group].dropna().unique(), key=str)[:6]
+    levels = [None] if group is None else frequent(rows[group], LINES)
     chosen = [np.ones(len(rows), bool) if level is None else (rows[group] == level).to_numpy(bool, na_value=False)
               for level in levels]  # fmt: skip
     if along is None:
@@ -341,7 +341,8 @@ def _lines(
             return None
         table = [pd.DataFrame([ends[at].mean() for _, at in kept], columns=list(ends)) for ends in values]
         return {"kind": "levels", "axis": group, "levels": [str(level) for level, _ in kept],
-                "measurements": [[_band("", range(len(m)), m)] for m in table]}  # fmt: skip
+                "measurements": [[_band("", range(len(m)), m)] for m in table],
+                "note": _some_levels(rows, group, len(kept))}  # fmt: skip
     at = rows[along].to_numpy(float)
     drawn = []
     for ends in values:
@@ -352,7 +353,16 @@ def _lines(
                 line = binned(ends[use], at[use], 12, LEAST, counted[use])
                 bands.append(_band("" if level is None else f"{group} {level}", line["at"], line))
         drawn.append(bands)
-    return {"kind": "lines", "axis": schema.label(along), "measurements": drawn} if any(drawn) else None
+    if not any(drawn):
+        return None
+    return {"kind": "lines", "axis": schema.label(along), "measurements": drawn,
+            "note": _some_levels(rows, group, len(drawn[0]))}  # fmt: skip
+
+
+def _some_levels(rows: pd.DataFrame, group: str | None, shown: int) -> str:
+    """Which levels are shown, where not all are."""
+    count = 0 if group is None else rows[group].nunique()
+    return f"{shown} of {count} levels of {group} are shown, the most frequent." if shown < count else ""
 
 
 def _band(name: str, at: Any, ends: pd.DataFrame) -> Facts:

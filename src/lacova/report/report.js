@@ -351,6 +351,7 @@
           x: { label: c.axis, range: across, names: c.levels }, y: { label: `effect on ${data.measurements[d]}`, range: range([...all, 0]) }, layers,
           table: { head: ["line", c.axis, "mean", "lower", "upper"], lines: lines.flatMap((l) => l.at.map((t, i) => [l.name, c.levels ? c.levels[i] : t, l.mean[i], l.lower[i], l.upper[i]])) },
         });
+        if (c.note) element("p", canvas, c.note);
       };
     },
     latent(chart, canvas, data) {

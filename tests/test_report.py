@@ -276,6 +276,24 @@ def test_large_data_are_sampled_and_the_report_says_so(model, table):
     assert facts.sample_units(many, model.schema, 1000, 0) is many
 
 
+def test_of_many_visits_fewer_patients_can_be_picked_and_the_page_stays_small(tmp_path):
+    rng = np.random.default_rng(0)
+    patients, count, names = 24, 400, [f"lab{k}" for k in range(40)]
+    table = pd.DataFrame(rng.normal(0, 1e-3, (patients * count, 40)), columns=names).mask(
+        rng.random((patients * count, 40)) < 0.5
+    )
+    table = table.assign(id=np.repeat(np.arange(patients), count), day=np.tile(np.arange(count) / 7, patients))
+    model = lacova.CVAE(lacova.Schema(names, {}, instance="id", time="day"), latent_dim=1)
+    path = report.write(model.fit(table, max_epochs=1, device="cpu"), table, tmp_path / "r.html", draws=10)
+    assert path.stat().st_size < 8e6
+    text = path.read_text(encoding="utf-8")
+    shown = facts_of(text)["patients"]["people"]
+    assert 0 < len(shown) < patients
+    assert f"A random {len(shown)} of 24 patients, as many as a page has room for, to pick from" in text
+    one = table.assign(id=0)
+    assert facts.patients(model, one, names, facts.Wish(10, 0, True)) is None  # thousands of visits of one patient
+
+
 def test_of_many_columns_those_that_vary_most_have_a_line(tmp_path):
     rng = np.random.default_rng(0)
     table = pd.DataFrame(rng.normal(size=(200, 104)), columns=[f"c{k}" for k in range(104)])

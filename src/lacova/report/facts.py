@@ -18,6 +18,7 @@ from lacova.recovery import LEVELS, Recovery
 from lacova.schema import Schema
 
 PATIENTS, MEASUREMENTS, FEW_MEASUREMENTS = 60, 40, 12  # to pick from
+NUMBERS = 350_000  # of patients to pick from, at most: about 8 bytes each
 POINTS, LEVELS_SHOWN, GAPS = 1500, 7, 25  # dots in a cloud, their shapes, gaps of a covariate
 LEAST = 10  # patients behind a figure that is no patient's, rows behind a point of a line
 MAP_ROWS, MAP_COLUMNS = 120, 60
@@ -195,7 +196,9 @@ def patients(model: Model, frame: pd.DataFrame, shown: list[str], wish: Wish) ->
     schema = model.schema
     if schema.instance is None or not wish.patients or not shown:
         return None
-    rows = sample_units(frame, schema, PATIENTS, wish.seed)
+    rows = _room(sample_units(frame, schema, PATIENTS, wish.seed), schema.instance, len(shown), wish.seed)
+    if rows.empty:
+        return None
     if schema.time is not None:
         rows = rows.sort_values([schema.instance, schema.time], kind="stable")
     done = model.impute(rows, interval=wish.interval, seed=wish.seed)
@@ -219,6 +222,13 @@ def patients(model: Model, frame: pd.DataFrame, shown: list[str], wish: Wish) ->
         "measurements": [schema.label(name) for name in shown],
         "axis": "visit" if schema.time is None else schema.label(schema.time), "instance": schema.instance,
     }  # fmt: skip
+
+
+def _room(rows: pd.DataFrame, instance: str, measurements: int, seed: int) -> pd.DataFrame:
+    """The rows of as many patients as a page has room for: up to four numbers a visit, and a fan, by measurement."""
+    cost = measurements * (4 * rows.groupby(instance, sort=False).size() + 5 * AHEAD)
+    cost = cost[cost <= NUMBERS].sample(frac=1.0, random_state=seed)
+    return rows[rows[instance].isin(cost[cost.cumsum() <= NUMBERS].index)]
 
 
 def _fans(model: Model, rows: pd.DataFrame, frame: pd.DataFrame, shown: list[str], wish: Wish) -> dict[Any, Facts]:

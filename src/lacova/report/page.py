@@ -19,7 +19,7 @@ import pandas as pd
 
 from lacova.models import CVAE, GPPriorVAE, Model
 from lacova.recovery import Recovery
-from lacova.report.facts import LEAST
+from lacova.report.facts import LEAST, PATIENTS
 
 LISTED = 100  # columns of which a table has lines: more are pixels
 WORDS = {
@@ -219,11 +219,14 @@ def _patients(content: dict[str, Any]) -> str:
     if found is None:
         reason = "no data were given" if not content["columns"] else "there is no column that names the patient"
         if content["columns"] and model.schema.instance is not None:
-            reason = "no measurement is a number"
+            numbers = set(model.schema.measurements) - set(model.schema.categories)
+            reason = (
+                "no measurement is a number" if not numbers else "patients have more visits than a page has room for"
+            )
         return _paragraph(f"Not shown: {reason}.")
-    some = f"A random {len(found['people'])} of {found['of']} patients" if len(found["people"]) < found["of"] else (
-        f"All {found['of']} patients"
-    )  # fmt: skip
+    count = len(found["people"])
+    some = f"A random {count} of {found['of']} patients" if count < found["of"] else f"All {count} patients"
+    some += ", as many as a page has room for," if count < min(PATIENTS, found["of"]) else ""
     ahead = (
         " After the last visit, the forecast takes all other covariates as they were there."
         if model.schema.time

@@ -1,5 +1,7 @@
 """Plots have the right parts: labels, lines and marks, at few and at many patients. Not a pixel is compared."""
 
+from dataclasses import replace
+
 import matplotlib
 import numpy as np
 import pandas as pd
@@ -274,6 +276,9 @@ def test_calibration_and_pit(recovery):
     alt = (recovery.numbers["column"] == "alt").sum()
     assert sum(patch.get_height() for patch in bins.containers[0]) == alt
     assert "alt" in bins.get_ylabel()
+    assert f"by chance, of all {len(recovery.numbers)}" in legend(ax)  # and not of a column
+    few = plot.pit(replace(recovery, numbers=recovery.numbers.head(5)))
+    assert few.get_ylim()[0] == 0  # chance would have counts below none
 
 
 def test_a_grid_of_images():

@@ -1,5 +1,6 @@
 """The report: what is in it, what is not, and how it behaves in a browser."""
 
+import html
 import json
 import re
 import shutil
@@ -105,6 +106,23 @@ def test_all_sections_are_there_with_headings(page):
     assert set(charts) == set(facts_of(page))
     assert "seed of training" in page
     assert f"lacova {lacova.__version__}" in page
+
+
+def test_how_the_model_was_trained_and_by_which_versions(model, path, page, tmp_path):
+    def told(text):
+        pairs = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", text[text.index('<section id="reproduce"') :])
+        return {name: html.unescape(value) for name, value in pairs}
+
+    shown = told(page)
+    assert shown["training"].startswith("GPPriorVAE(schema, prior='gp(day) + cat(arm) + cat(id)'")
+    assert "latent_dim=3" in shown["training"]
+    assert ".fit(train, max_epochs=6, batch_size=10," in shown["training"]
+    assert "model file written by" not in shown
+    model.save(tmp_path / "m.lacova")
+    loaded = lacova.load(tmp_path / "m.lacova")
+    again = told(report.write(loaded, out=tmp_path / "r.html").read_text(encoding="utf-8"))
+    assert again["model file written by"].startswith(f"lacova {lacova.__version__};")
+    assert again["training"] == shown["training"]
 
 
 def test_nothing_from_the_data_becomes_markup(page):

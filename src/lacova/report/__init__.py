@@ -21,6 +21,7 @@ from lacova.models import Model
 from lacova.recovery import recover
 from lacova.report import facts, page
 from lacova.report.warnings import warnings
+from lacova.snapshot import arguments
 from lacova.version import __version__
 
 CHECKED_ROWS, CHECKED_CELLS = 2000, 60_000  # rows and entries of which some are hidden
@@ -134,12 +135,21 @@ def _images(model: Model, frame: pd.DataFrame, truth: pd.DataFrame | None, shape
 
 def _reproduce(model: Model, wish: facts.Wish, share: float, command: str | None) -> Mapping[str, str]:
     options = {k: v for k, v in asdict(model._options).items() if v is not None}
+    rows = "train, validation" if model.training is not None and "validation" in model.training else "train"
+    file = "" if model._written_by is None else (
+        f"lacova {model._written_by}; the versions of other packages at training are not stored in it"
+    )  # fmt: skip
     return {
         "command": command
         or f"lacova.report.write(model, data, share={share:g}, draws={wish.draws}, seed={wish.seed})",
         "seed of the report": str(wish.seed),
         "seed of training": str(options["seed"]),
-        "fit options": ", ".join(f"{k}={v}" for k, v in options.items()),
-        "versions": f"lacova {__version__}, Python {platform.python_version()}, torch {torch.__version__}, "
-        f"numpy {np.__version__}, pandas {pd.__version__}",
+        "training": f"{type(model).__name__}(schema, {_call(arguments(model))}).fit({rows}, {_call(options)})",
+        **({"model file written by": file} if file else {}),
+        "versions that wrote this report": f"lacova {__version__}, Python {platform.python_version()}, "
+        f"torch {torch.__version__}, numpy {np.__version__}, pandas {pd.__version__}",
     }
+
+
+def _call(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in values.items() if value is not None and value != {})

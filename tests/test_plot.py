@@ -103,6 +103,13 @@ def test_gaps_of_many_columns_are_not_named():
     assert ax.get_xlabel() == "100 measurements, 0% missing; 1 covariates, 0% missing"
 
 
+def test_parts_of_figures(model, table):
+    part = plt.figure(layout="constrained").subfigures(1, 2)[1]
+    plot.gaps(table, model.schema, ax=part.subplots())
+    assert [text.get_text() for text in part.legends[0].get_texts()] == ["missing", "observed"]
+    assert len(plot.latent(model, table, "alt", ax=part.add_subplot()).figure.axes) == 3  # with the scale of colours
+
+
 def test_training_by_term(model):
     ax = plot.training(model)
     names = [c for c in model.training if c != "epoch"]
@@ -189,6 +196,18 @@ def test_latent_space(model, table, colour, groups):
     if colour == "alt":
         assert any(other.get_ylabel() == "alt (U/L)" for other in ax.figure.axes)
     assert plot.latent(model, table, dims=(1, 3), ax=plt.subplots()[1]).get_ylabel() == "z3"
+
+
+def test_marks_of_many_rows_can_be_told_apart_in_greyscale(model):
+    rows = visits(500)
+    labels = [f"site {min(k % 20, 11):02d}" for k in range(len(rows))]
+    ax = plot.latent(model, rows.assign(site=labels), "site")
+    clouds = {c.get_label(): c for c in ax.collections}
+    assert list(clouds)[-1] == "others"
+    assert all(cloud.get_sizes()[0] >= 14 for cloud in clouds.values())
+    hollow = [len(cloud.get_facecolors()) == 0 for cloud in clouds.values()]
+    assert hollow == [False, True] * 4 + [False]
+    assert clouds["others"].get_facecolors()[0][:3].max() < 0.5
 
 
 def test_effects_along_a_covariate_by_level_and_by_patient(model, table, effects):

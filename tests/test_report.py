@@ -274,6 +274,14 @@ def test_patients_with_missing_times_are_in_order(model, table):
     assert first["values"][0]["gap"] == np.flatnonzero(rows[LAB].isna()).tolist()
 
 
+def test_gaps_of_a_covariate_are_told_apart(page, table):
+    shown = {c["name"]: [g["who"] for g in c["gaps"]] for c in facts_of(page)["covariates"]}
+    assert len(shown["arm"]) == len(set(shown["arm"])) == min(facts.GAPS, table["arm"].isna().sum())
+    row = table.index[table["arm"].isna()][0]
+    assert shown["arm"][0] == f"{table['id'][row]}, visit {row % 4 + 1}"
+    assert shown["age"] == [f"patient-3{HOSTILE[3]}"]  # the same at all visits
+
+
 def test_the_model_alone_and_a_model_of_rows(model, tmp_path):
     alone = report.write(model, out=tmp_path / "a.html").read_text(encoding="utf-8")
     assert set(facts_of(alone)) == {"training"}
@@ -359,7 +367,7 @@ def test_effects_say_of_how_many_levels_they_are(arms, tmp_path):
     assert lines["gp(dose):cat(arm)"]["note"].startswith(f"{len(drawn)} of 12 levels")
 
 
-def test_images_are_shown(tmp_path):
+def test_images_are_shown(tmp_path, capsys):
     rng = np.random.default_rng(0)
     true = pd.DataFrame(rng.random((40, 9))).rename(columns=lambda k: f"p{k}").assign(x=rng.random(40))
     data = true.mask(rng.random(true.shape) < 0.2)
@@ -373,6 +381,19 @@ def test_images_are_shown(tmp_path):
     assert len(pictures) == 1
     assert pictures[0]["src"].startswith("data:image/png;base64,")
     assert pictures[0]["alt"]
+    with pytest.raises(DataError, match=r"truth has 3 row\(s\), data 40; expected the same rows"):
+        report.write(model, data, tmp_path / "r.html", draws=10, images=(3, 3), truth=true.head(3))
+    model.save(tmp_path / "model.lacova")
+    data.to_csv(tmp_path / "data.csv", index=False)
+    true.to_csv(tmp_path / "true.csv", index=False)
+    words = ["report", str(tmp_path), "--data", str(tmp_path / "data.csv"), "--draws", "10", "--out"]
+    words += [str(tmp_path / "r.html"), "--truth", str(tmp_path / "true.csv")]
+    assert main([*words, "--images", "3x3"]) == 0
+    again = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert [a["src"] for t, a in Tags(again).found if t == "img"] == [pictures[0]["src"]]
+    assert "true.csv --draws" in again
+    assert main(words) == 1
+    assert "add --data and --images" in capsys.readouterr().err
 
 
 class Trained:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from lacova.dataframes import to_pandas
 from lacova.errors import DataError, meant
@@ -31,12 +30,6 @@ def new_axes(ax: Axes | None, size: tuple[float, float] = (6.4, 4.0)) -> Axes:
     if not isinstance(ax, Axes):
         raise TypeError(f"ax is a {type(ax).__name__}; expected matplotlib axes, such as those of plt.subplots().")
     return ax
-
-
-def figure_of(ax: Axes) -> Figure:
-    found = ax.get_figure()
-    assert isinstance(found, Figure)
-    return found
 
 
 def tidy(ax: Axes) -> None:

@@ -18,6 +18,7 @@ from lacova.atomic import replacing
 from lacova.dataframes import to_pandas
 from lacova.errors import DataError, meant
 from lacova.models import Model
+from lacova.plot.style import without_gaps
 from lacova.recovery import recover
 from lacova.report import facts, page
 from lacova.report.warnings import warnings
@@ -78,7 +79,8 @@ def write(
             "latent": facts.latent(model, frame, shown, wish),
         }  # fmt: skip
         if images is not None and patients:
-            content["images"] = _images(model, frame, None if truth is None else _table(truth, model, "truth"), images)
+            known = None if truth is None else without_gaps(_table(truth, model, "truth"), frame, schema)
+            content["images"] = _images(model, frame, known, images)
     content["recovery"] = recovery
     content["warnings"] = warnings(model, frame, content["columns"], recovery, wish.least)
     content["reproduce"] = _reproduce(model, wish, share, command)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from lacova.effects import Effects
@@ -281,14 +282,27 @@ def covariates(model: Model, frame: pd.DataFrame, wish: Wish) -> list[Facts]:
         if owners(rows, schema).iloc[at].nunique() >= wish.least:
             entry |= one(*laws)
         if wish.patients:
-            owner = range(1, len(rows) + 1) if schema.instance is None else rows[schema.instance]
-            who = [str(label) for label in np.asarray(owner, dtype=object)[at]][:GAPS]
-            each = zip(who, entry.pop("prior"), entry.pop("posterior"), strict=False)
-            entry["gaps"] = [{"who": w, "prior": p, "posterior": q} for w, p, q in each]
+            who = _whose(rows, schema, name)[at]
+            _, first = np.unique(who, return_index=True)  # a visit-constant gap is one, however many visits
+            prior, posterior = entry.pop("prior"), entry.pop("posterior")
+            entry["gaps"] = [{"who": who[k], "prior": prior[k], "posterior": posterior[k]}
+                             for k in np.sort(first)[:GAPS]]  # fmt: skip
         else:
             entry = {key: value for key, value in entry.items() if key not in ("prior", "posterior")}
         found.append(entry)
     return found
+
+
+def _whose(rows: pd.DataFrame, schema: Schema, name: str) -> npt.NDArray[np.str_]:
+    """Of which row an entry is: its number, or the patient, with the visit where the column varies by visit."""
+    if schema.instance is None:
+        return np.arange(1, len(rows) + 1).astype(str)
+    label = rows[schema.instance].astype(str)
+    if name in schema.static:
+        return label.to_numpy(str)
+    ordered = rows if schema.time is None else rows.sort_values(schema.time, kind="stable")
+    visit = ordered.groupby(schema.instance).cumcount() + 1
+    return (label + ", visit " + visit[rows.index].astype(str)).to_numpy(str)
 
 
 def _numbers(before: Any, after: Any) -> Facts:

@@ -1,5 +1,7 @@
 """Plots have the right parts: labels, lines and marks, at few and at many patients. Not a pixel is compared."""
 
+from dataclasses import replace
+
 import matplotlib
 import numpy as np
 import pandas as pd
@@ -14,9 +16,11 @@ from matplotlib.container import BarContainer, ErrorbarContainer
 
 from lacova import plot
 from lacova.plot.effects import binned
+from lacova.plot.patients import later
 from lacova.plot.style import COLOURS, DASHES, MARKERS
 from lacova.recovery import LEVELS, _numbers, recover
 from lacova.schema import DataError
+from lacova.storage import CLASSES
 
 UNITS = {"alt": "U/L", "day": "days", "age": "years"}
 
@@ -99,6 +103,13 @@ def test_gaps_of_many_columns_are_not_named():
     assert ax.get_xlabel() == "100 measurements, 0% missing; 1 covariates, 0% missing"
 
 
+def test_parts_of_figures(model, table):
+    part = plt.figure(layout="constrained").subfigures(1, 2)[1]
+    plot.gaps(table, model.schema, ax=part.subplots())
+    assert [text.get_text() for text in part.legends[0].get_texts()] == ["missing", "observed"]
+    assert len(plot.latent(model, table, "alt", ax=part.add_subplot()).figure.axes) == 3  # with the scale of colours
+
+
 def test_training_by_term(model):
     ax = plot.training(model)
     names = [c for c in model.training if c != "epoch"]
@@ -118,6 +129,24 @@ def test_trajectory(model, table):
     assert [len(c.lines[0].get_xdata()) for c in bars] == [rows["alt"].isna().sum()]
     assert set(marks["true value of a gap"].get_ydata()) == {31.0}
     assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_title()) == ("day (days)", "alt (U/L)", "id 0")
+
+
+def test_a_missing_time_is_drawn_in_its_place_and_truth_belongs_to_its_row(model, table):
+    data = table.copy()
+    data.loc[[0, 2], "day"] = None
+    data.loc[[0, 1, 2, 4], "alt"] = None
+    truth = table.assign(alt=np.arange(len(table), dtype=float), day=table["day"].iloc[::-1].to_numpy())
+    ax = plot.trajectory(model, data, 0, "alt", truth=truth)
+    assert (np.diff(ax.lines[0].get_xdata()) >= 0).all()
+    at = model.impute(data[data["id"] == 0])["day"]
+    crosses = next(line for line in ax.lines if line.get_label() == "true value of a gap")
+    assert dict(zip(crosses.get_ydata(), crosses.get_xdata(), strict=True)) == {k: at[k] for k in (0, 1, 2, 4)}
+
+
+def test_later_visits_are_like_the_last_one_whose_time_is_known(model, table):
+    past = table[table["id"] == 0].assign(arm=list("abcba"), day=[0.0, 90, 30, None, None])
+    assert later(past, model, [120, 150])["arm"].tolist() == ["b", "b"]
+    assert later(past, model, [120, 150])["day"].tolist() == [120, 150]
 
 
 def test_forecast_has_a_fan_that_widens_with_the_level(model, table):
@@ -169,6 +198,18 @@ def test_latent_space(model, table, colour, groups):
     assert plot.latent(model, table, dims=(1, 3), ax=plt.subplots()[1]).get_ylabel() == "z3"
 
 
+def test_marks_of_many_rows_can_be_told_apart_in_greyscale(model):
+    rows = visits(500)
+    labels = [f"site {min(k % 20, 11):02d}" for k in range(len(rows))]
+    ax = plot.latent(model, rows.assign(site=labels), "site")
+    clouds = {c.get_label(): c for c in ax.collections}
+    assert list(clouds)[-1] == "others"
+    assert all(cloud.get_sizes()[0] >= 14 for cloud in clouds.values())
+    hollow = [len(cloud.get_facecolors()) == 0 for cloud in clouds.values()]
+    assert hollow == [False, True] * 4 + [False]
+    assert clouds["others"].get_facecolors()[0][:3].max() < 0.5
+
+
 def test_effects_along_a_covariate_by_level_and_by_patient(model, table, effects):
     by_sex = plot.effects(model, table, "gp(age):cat(sex)", "alt", found=effects)
     assert legend(by_sex) == ["sex f", "sex m"]
@@ -184,11 +225,24 @@ def test_effects_along_a_covariate_by_level_and_by_patient(model, table, effects
     assert crossed.get_xlabel() == "day (days)"
 
 
+def test_of_many_levels_the_most_frequent_have_a_line_and_the_legend_says_so(model, table):
+    sexes = [f"s{min(k % 16, 11):02d}" for k in range(len(table))]  # the last by name is the most frequent
+    rows = pd.DataFrame({"component": "gp(age):cat(sex)", "measurement": "alt", "mean": np.zeros(len(table))})
+    rows, data = rows.assign(lower=0.0, upper=1.0), table.assign(sex=sexes, age=50.0)
+    ax = plot.effects(model, data, "gp(age):cat(sex)", "alt", found=type("Found", (), {"rows": rows}))
+    assert len(legend(ax)) == 6
+    assert "sex s11" in legend(ax)
+    assert ax.get_legend().get_title().get_text() == "6 of 12 levels, the most frequent"
+
+
 def test_rows_with_equal_values_share_a_group():
     along = np.array([0.0] * 30 + [1.0] * 3 + [2.0] * 30 + [3.0] * 2)
     line = binned(pd.DataFrame({"mean": along, "lower": along, "upper": along}), along, bins=10, least=5)
     assert line["n"].tolist() == [30, 35]  # three and two rows alone would be too few
     np.testing.assert_allclose(line["at"], line["mean"])
+    owners = np.r_[np.zeros(30), np.arange(1, 36)]  # the first thirty rows are one patient's, with three more of four
+    owned = binned(pd.DataFrame({"mean": along, "lower": along, "upper": along}), along, 10, 5, owners)
+    assert owned["n"].tolist() == [65]
 
 
 def test_effects_of_500_patients_are_a_band(model):
@@ -214,6 +268,17 @@ def test_recovery_is_what_it_says(recovery, table):
     assert recovery.coverage("alt")["n"].iloc[0] == len(alt)
 
 
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_single_measurement_is_hidden_and_imputed_by_every_model(kind, table):
+    schema = lacova.Schema(["alt"], {"arm": "categorical"}, instance="id", time="day")
+    model = CLASSES[kind](schema, latent_dim=1).fit(table, max_epochs=1, device="cpu")
+    found = recover(model, table, share=0.3, draws=10)
+    hidden = found.numbers[found.numbers["column"] == "alt"]
+    assert len(hidden) == pytest.approx(0.3 * table["alt"].notna().sum(), rel=0.3)
+    assert np.isfinite(hidden[["mean", "lower", "upper"]].to_numpy(float)).all()
+    assert (hidden["lower"] < hidden["upper"]).all()
+
+
 def test_pit_is_the_share_of_draws_below_the_truth():
     drawn = np.arange(999.0)[:, None].repeat(3, 1)
     found = _numbers("alt", np.arange(3), np.array([-1.0, 249.5, 2000.0]), drawn, np.random.default_rng(0))
@@ -230,6 +295,9 @@ def test_calibration_and_pit(recovery):
     alt = (recovery.numbers["column"] == "alt").sum()
     assert sum(patch.get_height() for patch in bins.containers[0]) == alt
     assert "alt" in bins.get_ylabel()
+    assert f"by chance, of all {len(recovery.numbers)}" in legend(ax)  # and not of a column
+    few = plot.pit(replace(recovery, numbers=recovery.numbers.head(5)))
+    assert few.get_ylim()[0] == 0  # chance would have counts below none
 
 
 def test_a_grid_of_images():
@@ -248,7 +316,9 @@ def test_a_grid_of_images():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m, t: plot.covariate(m, t, "age", truth=t[:3]), r"truth has 3 row\(s\), data \d+; expected the same"),
+        (lambda m, t: plot.covariate(m, t, "age", truth=t[:3]), r"truth has 3 row\(s\), data \d+; expected"),
+        (lambda m, t: plot.trajectory(m, t, 0, "alt", truth=t[:3]), r"truth has 3 row\(s\), data \d+; expected"),
+        (lambda m, t: plot.trajectory(m, t, 0, "alt", truth=t[::-1]), r"truth has other labels in 'id' than data"),
         (lambda m, t: plot.trajectory(m, t, 99, "alt"), r"no row has 'id' = 99; there are 0, 1, 2, 3"),
         (lambda m, t: plot.trajectory(m, t, 0, "altt"), r"no measurement 'altt'.*Did you mean 'alt'\?"),
         (lambda m, t: plot.forecast(m, t, 0, "alt", [150], levels=[2]), r"levels is \[2\]; expected numbers between"),

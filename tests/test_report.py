@@ -1,5 +1,6 @@
 """The report: what is in it, what is not, and how it behaves in a browser."""
 
+import html
 import json
 import re
 import shutil
@@ -15,7 +16,7 @@ from lacova.cli import main
 from lacova.errors import DataError
 from lacova.report import facts
 from lacova.report.page import embedded
-from lacova.report.warnings import nearly_empty, not_converged, poor_calibration, warnings
+from lacova.report.warnings import nearly_empty, no_better_than_the_mean, not_converged, poor_calibration, warnings
 
 HOSTILE = [
     "</script><script>window.hacked=1</script>",
@@ -107,6 +108,23 @@ def test_all_sections_are_there_with_headings(page):
     assert f"lacova {lacova.__version__}" in page
 
 
+def test_how_the_model_was_trained_and_by_which_versions(model, path, page, tmp_path):
+    def told(text):
+        pairs = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", text[text.index('<section id="reproduce"') :])
+        return {name: html.unescape(value) for name, value in pairs}
+
+    shown = told(page)
+    assert shown["training"].startswith("GPPriorVAE(schema, prior='gp(day) + cat(arm) + cat(id)'")
+    assert "latent_dim=3" in shown["training"]
+    assert ".fit(train, max_epochs=6, batch_size=10," in shown["training"]
+    assert "model file written by" not in shown
+    model.save(tmp_path / "m.lacova")
+    loaded = lacova.load(tmp_path / "m.lacova")
+    again = told(report.write(loaded, out=tmp_path / "r.html").read_text(encoding="utf-8"))
+    assert again["model file written by"].startswith(f"lacova {lacova.__version__};")
+    assert again["training"] == shown["training"]
+
+
 def test_nothing_from_the_data_becomes_markup(page):
     tags = Tags(page).found
     scripts = [a for t, a in tags if t == "script"]
@@ -173,6 +191,59 @@ def test_without_patients_rare_levels_and_few_values_are_not_told(model):
     assert told["arm"] == "usual 85%, ..."
     assert told["ast"] == "few values"
     assert "from" not in told[LAB]
+    rare = facts.columns(frame.assign(arm=frame["id"]), model.schema, facts.Wish(10, 0, False))
+    assert next(c["summary"] for c in rare if c["name"] == "arm") == "rare levels alone"
+
+
+def lines_of(page, caption):
+    """The first cells of a table, and all its text."""
+    part = page[page.index(f"<caption>{caption}") :]
+    part = part[: part.index("</table>")]
+    return re.findall(r'<tr><th scope="row">(.*?)</th>', part), part
+
+
+def test_without_patients_every_figure_rests_on_ten(model, table, tmp_path):
+    """Enough values, but of five patients: no error of theirs, no place among draws, no width of a law."""
+    few = table.assign(ast=table["ast"].where(table["id"].isin(table["id"].unique()[:5])))
+    few = pd.concat([few.assign(day=few["day"] + 3 * k) for k in range(5)], ignore_index=True)
+    pages = [
+        report.write(model, few, tmp_path / "r.html", patients=shown, draws=10, share=0.5).read_text(encoding="utf-8")
+        for shown in (True, False)
+    ]
+    caption = "Imputed against true values"
+    names = [lines_of(page, caption)[0] for page in pages]
+    assert "ast" in names[0]
+    assert "ast" not in names[1]
+    assert len(names[1]) == len(names[0]) - 1
+    assert "fewer than 10 patients are left out: 1 of" in pages[1]
+    assert [c["name"] for c in facts_of(pages[0])["calibration"]["columns"]].count("ast") == 1
+    assert "ast" not in [c["name"] for c in facts_of(pages[1])["calibration"]["columns"]]
+    gains = [lines_of(page, "Gaps in covariates")[1] for page in pages]
+    assert "as wide as the prior" in gains[0]
+    assert "as wide as the prior" not in gains[1]  # age is missing of a single patient
+    assert "not told of fewer than 10 patients" in gains[1]
+    with pytest.raises(DataError, match=r"have 9 patient\(s\).* every figure rests on 10 at least"):
+        report.write(model, table[table["id"].isin(table["id"].unique()[:9])], tmp_path / "r.html", patients=False)
+
+
+def test_without_patients_a_point_of_an_effect_rests_on_ten(model):
+    """One patient with most of the rows cannot have points of its own."""
+    rows = pd.concat([visits(30, 2), visits(1, 60).assign(day=1000.0 + np.arange(60))], ignore_index=True)
+    found = model.effects(rows, draws=2)
+    shown = facts._lines(model, rows, found, "gp(day)", [LAB], facts.Wish(10, 0, False))["measurements"][0][0]
+    assert max(shown["at"]) < 900
+    own = facts._lines(model, rows, found, "gp(day)", [LAB], facts.Wish(10, 0, True))["measurements"][0][0]
+    assert len(own["at"]) > len(shown["at"])
+
+
+def test_warnings_rest_on_so_many_patients(model, table):
+    from lacova.recovery import Recovery
+
+    numbers = pd.DataFrame({"row": np.arange(40) % 8, "column": "ast", "truth": 1.0, "mean": 0.0, "pit": 0.999})
+    found = Recovery(model.schema, 0.1, 0, table, numbers, numbers.head(0))
+    assert "ast" in poor_calibration(found)[0]
+    assert poor_calibration(found, 10) == []  # rows 0 to 7 are of two patients
+    assert no_better_than_the_mean(found, 10) == []
 
 
 def test_figures_are_those_of_the_model(model, table, page):
@@ -191,6 +262,24 @@ def test_figures_are_those_of_the_model(model, table, page):
     assert {g["who"] for g in age["gaps"]} == {f"patient-3{HOSTILE[3]}"}
     gaps = shown["gaps"]
     np.testing.assert_allclose(np.mean(gaps["share"], 0), table[gaps["columns"]].isna().mean(), atol=0.01)
+
+
+def test_patients_with_missing_times_are_in_order(model, table):
+    data = table.copy()
+    data.loc[[0, 5, 10], "day"] = None
+    shown = facts.patients(model, data, [LAB], facts.Wish(10, 0, True))["people"]
+    assert all(person["at"] == sorted(person["at"]) for person in shown)
+    first = shown[[p["id"] for p in shown].index(table["id"][0])]
+    rows = data[:4].assign(at=model.impute(data[:4], seed=0)["day"]).sort_values("at", kind="stable")
+    assert first["values"][0]["gap"] == np.flatnonzero(rows[LAB].isna()).tolist()
+
+
+def test_gaps_of_a_covariate_are_told_apart(page, table):
+    shown = {c["name"]: [g["who"] for g in c["gaps"]] for c in facts_of(page)["covariates"]}
+    assert len(shown["arm"]) == len(set(shown["arm"])) == min(facts.GAPS, table["arm"].isna().sum())
+    row = table.index[table["arm"].isna()][0]
+    assert shown["arm"][0] == f"{table['id'][row]}, visit {row % 4 + 1}"
+    assert shown["age"] == [f"patient-3{HOSTILE[3]}"]  # the same at all visits
 
 
 def test_the_model_alone_and_a_model_of_rows(model, tmp_path):
@@ -213,6 +302,24 @@ def test_large_data_are_sampled_and_the_report_says_so(model, table):
     assert facts.sample_units(many, model.schema, 1000, 0) is many
 
 
+def test_of_many_visits_fewer_patients_can_be_picked_and_the_page_stays_small(tmp_path):
+    rng = np.random.default_rng(0)
+    patients, count, names = 24, 400, [f"lab{k}" for k in range(40)]
+    table = pd.DataFrame(rng.normal(0, 1e-3, (patients * count, 40)), columns=names).mask(
+        rng.random((patients * count, 40)) < 0.5
+    )
+    table = table.assign(id=np.repeat(np.arange(patients), count), day=np.tile(np.arange(count) / 7, patients))
+    model = lacova.CVAE(lacova.Schema(names, {}, instance="id", time="day"), latent_dim=1)
+    path = report.write(model.fit(table, max_epochs=1, device="cpu"), table, tmp_path / "r.html", draws=10)
+    assert path.stat().st_size < 8e6
+    text = path.read_text(encoding="utf-8")
+    shown = facts_of(text)["patients"]["people"]
+    assert 0 < len(shown) < patients
+    assert f"A random {len(shown)} of 24 patients, as many as a page has room for, to pick from" in text
+    one = table.assign(id=0)
+    assert facts.patients(model, one, names, facts.Wish(10, 0, True)) is None  # thousands of visits of one patient
+
+
 def test_of_many_columns_those_that_vary_most_have_a_line(tmp_path):
     rng = np.random.default_rng(0)
     table = pd.DataFrame(rng.normal(size=(200, 104)), columns=[f"c{k}" for k in range(104)])
@@ -225,7 +332,42 @@ def test_of_many_columns_those_that_vary_most_have_a_line(tmp_path):
     assert listed == [f"c{k}" for k in range(4, 104)]
 
 
-def test_images_are_shown(tmp_path):
+@pytest.fixture(scope="module")
+def arms():
+    """A table with twelve arms, of which the last by name is the most frequent, and a model of it."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"arm": [f"arm {k % 12:02d}" for k in range(192)], "dose": rng.random(192)})
+    table.loc[144:, "arm"] = "arm 11"
+    table["alt"] = 30 + rng.normal(0, 3, 192)
+    table.loc[:4, "arm"] = None
+    schema = lacova.Schema(["alt"], {"arm": "categorical", "dose": "continuous"})
+    prior = "gp(dose):cat(arm) + cat(arm)"
+    return table, lacova.GPPriorVAE(schema, prior=prior, latent_dim=1, inducing=4).fit(table, max_epochs=1)
+
+
+def test_observed_levels_beyond_those_told_apart_are_others_and_not_missing(arms):
+    table, model = arms
+    shown = next(c for c in facts.latent(model, table, [], facts.Wish(10, 0, True))["colours"] if c["name"] == "arm")
+    assert len(shown["levels"]) == 7
+    assert shown["levels"][-2:] == ["arm 11", "others"]
+    for value, code in zip(table["arm"], shown["values"], strict=True):
+        assert (code is None) == pd.isna(value)
+        assert code is None or shown["levels"][int(code)] == (value if value in shown["levels"] else "others")
+    seven = facts.latent(model, table[table["arm"] > "arm 04"], [], facts.Wish(10, 0, True))["colours"][0]
+    assert seven["levels"] == [f"arm {k:02d}" for k in range(5, 12)]
+
+
+def test_effects_say_of_how_many_levels_they_are(arms, tmp_path):
+    table, model = arms
+    lines = facts.effects(model, table, ["alt"], facts.Wish(10, 0, True))["lines"]
+    assert "arm 11" in lines["cat(arm)"]["levels"]
+    assert lines["cat(arm)"]["note"] == "6 of 12 levels of arm are shown, the most frequent."
+    drawn = [band["name"] for band in lines["gp(dose):cat(arm)"]["measurements"][0]]
+    assert "arm arm 11" in drawn
+    assert lines["gp(dose):cat(arm)"]["note"].startswith(f"{len(drawn)} of 12 levels")
+
+
+def test_images_are_shown(tmp_path, capsys):
     rng = np.random.default_rng(0)
     true = pd.DataFrame(rng.random((40, 9))).rename(columns=lambda k: f"p{k}").assign(x=rng.random(40))
     data = true.mask(rng.random(true.shape) < 0.2)
@@ -239,6 +381,19 @@ def test_images_are_shown(tmp_path):
     assert len(pictures) == 1
     assert pictures[0]["src"].startswith("data:image/png;base64,")
     assert pictures[0]["alt"]
+    with pytest.raises(DataError, match=r"truth has 3 row\(s\), data 40; expected the same rows"):
+        report.write(model, data, tmp_path / "r.html", draws=10, images=(3, 3), truth=true.head(3))
+    model.save(tmp_path / "model.lacova")
+    data.to_csv(tmp_path / "data.csv", index=False)
+    true.to_csv(tmp_path / "true.csv", index=False)
+    words = ["report", str(tmp_path), "--data", str(tmp_path / "data.csv"), "--draws", "10", "--out"]
+    words += [str(tmp_path / "r.html"), "--truth", str(tmp_path / "true.csv")]
+    assert main([*words, "--images", "3x3"]) == 0
+    again = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert [a["src"] for t, a in Tags(again).found if t == "img"] == [pictures[0]["src"]]
+    assert "true.csv --draws" in again
+    assert main(words) == 1
+    assert "add --data and --images" in capsys.readouterr().err
 
 
 class Trained:
@@ -269,7 +424,7 @@ def test_poor_calibration_is_told(model, spread, word):
 
     truth = np.random.default_rng(0).normal(0, spread, 800)
     numbers = pd.DataFrame({"row": 0, "column": "ast", "truth": truth, "mean": 0.0, "pit": norm.cdf(truth)})
-    found = poor_calibration(Recovery(model.schema, 0.1, 0, numbers, numbers, numbers.head(0)))
+    found = poor_calibration(Recovery(model.schema, 0.1, 0, numbers.assign(id=1), numbers, numbers.head(0)))
     assert found == [] if word is None else word in found[0]
     assert word is None or "ast" in found[0]
 

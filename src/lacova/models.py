@@ -124,6 +124,7 @@ class Model(Answering, ABC):
         self._options = FitOptions()
         self.training: pd.DataFrame | None = None
         self.interrupted = False
+        self._written_by: str | None = None  # the version of lacova that wrote the file it was loaded from
 
     # The part in which models differ.
 
@@ -203,7 +204,7 @@ class Model(Answering, ABC):
         self._codec, self._fill, self._trained, self._vae = fitted
         self._options = settings
         self.training = pd.DataFrame(outcome.records, columns=None if outcome.records else ["epoch"])
-        self.interrupted = outcome.interrupted is not None
+        self.interrupted, self._written_by = outcome.interrupted is not None, None
         if outcome.interrupted is not None:
             warnings.warn(outcome.interrupted, InterruptedWarning, stacklevel=2)
         return self

@@ -43,8 +43,9 @@ class Recovery:
     categories: pd.DataFrame
 
     def summary(self) -> pd.DataFrame:
-        """One line per column: `n` hidden; of numbers `rmse`, `sd` of the truth and coverages; of categories
-        `accuracy`, and `usual`, what naming the most frequent level would reach."""
+        """One line per column: `n` hidden, of so many `patients`, or rows where there are none; of numbers `rmse`, `sd`
+        of the truth and coverages; of categories `accuracy`, and `usual`, what naming the most frequent level would
+        reach."""
         lines: list[dict[str, Any]] = []
         numbers, categories = (
             dict(list(each.groupby("column", sort=False))) for each in (self.numbers, self.categories)
@@ -53,22 +54,28 @@ class Recovery:
             if name in numbers:
                 part = numbers[name]
                 error = (part["mean"] - part["truth"]).to_numpy(float)
-                line = {"column": name, "n": len(part), "rmse": float(np.sqrt((error**2).mean()))}
-                line |= {"sd": float(part["truth"].std(ddof=0))}
+                line = {"column": name, "n": len(part), "patients": self.patients(part)}
+                line |= {"rmse": float(np.sqrt((error**2).mean())), "sd": float(part["truth"].std(ddof=0))}
                 line |= {f"coverage{round(100 * p)}": float(inside(part["pit"], p).mean()) for p in (0.5, 0.9, 0.95)}
                 lines.append(line)
             elif name in categories:
                 part = categories[name]
                 usual = float(part["truth"].value_counts(normalize=True).max())
                 hits = float((part["guess"] == part["truth"]).mean())
-                lines.append({"column": name, "n": len(part), "accuracy": hits, "usual": usual})
-        return pd.DataFrame(lines, columns=["column", "n", "rmse", "sd", "coverage50", "coverage90", "coverage95",
-                                            "accuracy", "usual"])  # fmt: skip
+                lines.append({"column": name, "n": len(part), "patients": self.patients(part), "accuracy": hits,
+                              "usual": usual})  # fmt: skip
+        return pd.DataFrame(lines, columns=["column", "n", "patients", "rmse", "sd", "coverage50", "coverage90",
+                                            "coverage95", "accuracy", "usual"])  # fmt: skip
 
     def coverage(self, column: str | None = None) -> pd.DataFrame:
         """The share of hidden numbers within the central interval of each nominal level, of one column or of all."""
         pit = (self.numbers if column is None else self.numbers[self.numbers["column"] == column])["pit"]
         return pd.DataFrame({"nominal": LEVELS, "found": [float(inside(pit, p).mean()) for p in LEVELS], "n": len(pit)})
+
+    def patients(self, lines: pd.DataFrame) -> int:
+        """How many patients lines of `numbers` or `categories` belong to, or rows where there are none."""
+        instance = self.schema.instance
+        return int((lines["row"] if instance is None else self.masked[instance].iloc[lines["row"]]).nunique())
 
 
 def inside(pit: pd.Series[Any], level: float) -> npt.NDArray[np.bool_]:
@@ -79,8 +86,9 @@ def inside(pit: pd.Series[Any], level: float) -> npt.NDArray[np.bool_]:
 def recover(model: Model, data: Any, *, share: float = 0.1, seed: int = 0, draws: int = 200) -> Recovery:
     """Hide a share of the observed measurements and covariates, impute them, and compare.
 
-    Visit-constant covariates are hidden at all visits of a patient, or at none. The entries are hidden from
-    imputation alone: if the model was fitted to the same rows, it has seen them in training.
+    Visit-constant covariates are hidden at all visits of a patient, or at none. A row may lose all its measurements:
+    covariates and other visits then speak for it, or the law of all rows where a model has neither. The entries are
+    hidden from imputation alone: if the model was fitted to the same rows, it has seen them in training.
 
     Args:
         model: a fitted model.
@@ -99,8 +107,6 @@ def recover(model: Model, data: Any, *, share: float = 0.1, seed: int = 0, draws
     if absent:
         raise DataError(f"the table has no column {absent[0]!r}, which the model's schema names.")
     masked = mask_at_random(frame, columns, share, seed, instance=schema.instance, static=schema.static)
-    kept = masked[list(schema.measurements)].notna().any(axis=1) | frame[list(schema.measurements)].isna().all(axis=1)
-    masked.loc[~kept, columns] = frame.loc[~kept, columns]  # a row without any measurement would be a forecast
     filled = model.impute(masked[list(schema.columns)], draws=draws, seed=seed)
     noise = np.random.default_rng(seed)
     numbers, categories = [], []

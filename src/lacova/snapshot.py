@@ -158,10 +158,15 @@ def identity(model: Storable) -> dict[str, Any]:
     return {"model": type(model).__name__, **_settings(model, without="kernels"), "kernels": known, **schema}
 
 
-def _settings(model: Storable, without: str | None = None) -> dict[str, Any]:
+def arguments(model: Storable) -> dict[str, Any]:
     """The keyword arguments that make the unfitted model; of a GP prior, its formula."""
-    names = [name for name in _setting_names(type(model)) if name != without]
-    values = {name: getattr(model, "formula" if name == "prior" else name) for name in names}
+    names = _setting_names(type(model))
+    return {name: getattr(model, "formula" if name == "prior" else name) for name in names}
+
+
+def _settings(model: Storable, without: str | None = None) -> dict[str, Any]:
+    """The same as JSON."""
+    values = {name: value for name, value in arguments(model).items() if name != without}
     networks = values["networks"]
     values["networks"] = {"kind": type(networks).__name__, **asdict(networks)}
     return {name: pack(value, f"setting {name}") for name, value in values.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from lacova.archive import StorageError, read
+from lacova.archive import StorageError, read, written_by
 from lacova.checkpoint import KIND
 from lacova.family import GPPVAE, GPVAE, HIVAE, LVAE
 from lacova.models import CVAE, GPPriorVAE, Model, resolve_device
@@ -37,5 +37,6 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> Model:
         reason = str(error)[:200] if isinstance(error, ValueError) else "its parts do not fit together"
         reason = "".join(c if c.isprintable() else " " for c in reason).rstrip(". ")
         raise StorageError(f"{os.fspath(path)} cannot be loaded: {reason}.") from error
+    model._written_by = written_by(document)
     model._fitted()[1].to(target)
     return model

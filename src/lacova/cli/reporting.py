@@ -24,6 +24,7 @@ def report(
     ] = False,
     share: Annotated[float, typer.Option(help="of the observed entries, hidden to measure imputation")] = 0.1,
     images: Annotated[str | None, typer.Option(help="HEIGHTxWIDTH, where measurements are pixels")] = None,
+    truth: Annotated[Path | None, typer.Option(help="the rows of --data without gaps, for --images")] = None,
     draws: Annotated[int, typer.Option(help="draws behind every figure", min=10)] = 100,
     seed: Seed = 0,
     device: Device = "auto",
@@ -38,14 +39,16 @@ def report(
     check_folder(out.parent)
     model = load_run(run, device)
     shape = None if images is None else _shape(images)
+    if truth is not None and (images is None or data is None):
+        raise ValueError("--truth is shown beside the images of --data; add --data and --images HEIGHTxWIDTH.")
     words = ["lacova", "report", str(run)]
     for option, value in (("--data", data), ("--held-out", held_out), ("--share", share), ("--images", images),
-                          ("--draws", draws), ("--seed", seed), ("--out", out)):  # fmt: skip
+                          ("--truth", truth), ("--draws", draws), ("--seed", seed), ("--out", out)):  # fmt: skip
         words += [] if value is None else [option, str(value)]
     words += ["--without-patients"] if without_patients else []
     write(
         model, _whole(data), out, held_out=_whole(held_out), patients=not without_patients, share=share, draws=draws,
-        seed=seed, images=shape, command=shlex.join(words),
+        seed=seed, images=shape, truth=_whole(truth), command=shlex.join(words),
     )  # fmt: skip
     say(f"Report written to {out} ({out.stat().st_size / 1e6:.1f} MB); open it in a browser.", quiet)
 

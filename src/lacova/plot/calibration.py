@@ -15,8 +15,8 @@ MOST = 6  # columns with lines of their own
 def calibration(recovery: Recovery, columns: list[str] | None = None, *, ax: Axes | None = None) -> Axes:
     """Coverage of central intervals against their nominal level: over all hidden numbers, and by column.
 
-    Below the diagonal intervals are too narrow, above it too wide. The grey band is where 95% of points would lie by
-    chance if all were right.
+    Below the diagonal intervals are too narrow, above it too wide. The grey band is where 95% of the points of all
+    numbers together would lie by chance if all were right; a column has fewer numbers, and may lie further off.
 
     Args:
         recovery: what `lacova.recovery.recover` returns.
@@ -27,14 +27,16 @@ def calibration(recovery: Recovery, columns: list[str] | None = None, *, ax: Axe
     ax = new_axes(ax, (4.8, 4.4))
     whole = recovery.coverage()
     nominal = np.linspace(0, 1, 101)
-    chance = 1.96 * np.sqrt(nominal * (1 - nominal) / whole["n"].iloc[0])
-    ax.fill_between(nominal, nominal - chance, nominal + chance, color="#cccccc", linewidth=0, label="by chance")
+    count = whole["n"].iloc[0]
+    chance = 1.96 * np.sqrt(nominal * (1 - nominal) / count)
+    ax.fill_between(nominal, nominal - chance, nominal + chance, color="#cccccc", linewidth=0,
+                    label=f"by chance, of all {count}")  # fmt: skip
     ax.plot([0, 1], [0, 1], color="black", linewidth=0.8)
     for k, name in enumerate(names):
         one = recovery.coverage(name)
         ax.plot(one["nominal"], one["found"], color=COLOURS[1 + k % 6], linestyle=DASHES[1 + k % 6], linewidth=1,
                 marker=MARKERS[1 + k % 6], markersize=4, label=f"{name} ({one['n'].iloc[0]})")  # fmt: skip
-    ax.plot(whole["nominal"], whole["found"], "o-", color=BLUE, linewidth=2, label=f"all ({whole['n'].iloc[0]})")
+    ax.plot(whole["nominal"], whole["found"], "o-", color=BLUE, linewidth=2, label=f"all ({count})")
     ax.set(xlabel="nominal level of the interval", ylabel="share of hidden values inside", xlim=(0, 1), ylim=(0, 1))
     ax.legend(frameon=False, fontsize=8, loc="lower right")
     tidy(ax)
@@ -61,7 +63,9 @@ def pit(recovery: Recovery, column: str | None = None, *, bins: int = 10, ax: Ax
     ax.hist(found["pit"], bins=np.linspace(0, 1, bins + 1).tolist(), color=BLUE, edgecolor="white", hatch="//")
     expected = len(found) / bins
     spread = 1.96 * np.sqrt(expected * (1 - 1 / bins))
-    ax.axhspan(expected - spread, expected + spread, color="black", alpha=0.15, linewidth=0, label="by chance")
+    ax.axhspan(
+        max(0.0, expected - spread), expected + spread, color="black", alpha=0.15, linewidth=0, label="by chance"
+    )
     ax.axhline(expected, color="black", linestyle="--", linewidth=1, label="expected")
     what = "all hidden numbers" if column is None else f"hidden values of {column}"
     ax.set(xlabel="share of draws below the true value", ylabel=f"number of {what}", xlim=(0, 1))

@@ -11,7 +11,7 @@ from scipy.stats import gaussian_kde
 
 from lacova.errors import DataError
 from lacova.models import Model
-from lacova.plot.style import BLUE, GREY, known_column, new_axes, table, tidy
+from lacova.plot.style import BLUE, GREY, known_column, new_axes, table, tidy, without_gaps
 
 PRIOR, POSTERIOR = "prior, given other covariates", "posterior, given measurements too"
 
@@ -42,12 +42,7 @@ def covariate(
     if row not in gaps:
         raise DataError(f"covariate {name!r} is not missing in row {row}; it is in rows {_some(gaps)}.")
     if not pd.api.types.is_scalar(truth):
-        complete = table(truth, schema)
-        if len(complete) != len(frame):
-            raise DataError(
-                f"truth has {len(complete)} row(s), data {len(frame)}; expected the same rows, or one value."
-            )
-        truth = complete[name].iloc[row]
+        truth = without_gaps(truth, frame, schema)[name].iloc[row]
     one = frame.iloc[[row]]
     if schema.instance is not None:
         one = frame[frame[schema.instance] == frame.loc[row, schema.instance]]

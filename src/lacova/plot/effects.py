@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from lacova.errors import DataError
 from lacova.models import GPPriorVAE, Model
-from lacova.plot.style import BLUE, COLOURS, DASHES, MARKERS, known_column, new_axes, table, tidy
+from lacova.plot.style import BLUE, COLOURS, DASHES, MARKERS, frequent, known_column, new_axes, table, tidy
 
 BINS, LEAST_ROWS, LINES = 20, 5, 6
 
@@ -22,7 +22,8 @@ def effects(
     """The effect of a component on a measurement, in its units, with a band: against a covariate, or by patient.
 
     A component of shared covariates is averaged over rows with like values of its first continuous covariate, with a
-    line per level of a category in it. A component that belongs to patients is drawn patient by patient, by size.
+    line per level of a category in it, or of the six most frequent. A component that belongs to patients is drawn
+    patient by patient, by size.
 
     Args:
         model: a fitted GPPriorVAE, or a model derived from it.
@@ -50,6 +51,7 @@ def effects(
         )
     ends = own[["mean", "lower", "upper"]].reset_index(drop=True)
     ax = new_axes(ax)
+    title = None
     of_patients, axis, group = parts(model, component)
     if by is not None:
         known_column(by, schema.covariates, "covariate")
@@ -58,6 +60,8 @@ def effects(
         _by_patient(ax, ends, frame[schema.instance], str(schema.instance))
     elif axis is not None and schema.covariates[axis] == "continuous":
         _along(ax, ends, frame[axis], None if group is None else frame[group], group)
+        if group is not None and (count := frame[group].nunique()) > LINES:
+            title = f"{LINES} of {count} levels, the most frequent"
         ax.set_xlabel(schema.label(axis))
     else:
         _by_level(ax, ends, frame[axis or group])
@@ -65,7 +69,7 @@ def effects(
     ax.axhline(0, color="black", linewidth=0.8)
     ax.set(ylabel=f"effect on {schema.label(measurement)}", title=component)
     if ax.get_legend_handles_labels()[0]:
-        ax.legend(frameon=False, fontsize=8)
+        ax.legend(frameon=False, fontsize=8, title=title, title_fontsize=8)
     tidy(ax)
     return ax
 
@@ -82,16 +86,21 @@ def parts(model: GPPriorVAE, component: str) -> tuple[bool, str | None, str | No
     return one.instance, next(iter(continuous), None), next(iter(categories), None)
 
 
-def binned(ends: pd.DataFrame, along: Any, bins: int = BINS, least: int = LEAST_ROWS) -> pd.DataFrame:
-    """Means over rows with like values, equal ones together: at most so many groups, of so many rows each at least."""
+def binned(
+    ends: pd.DataFrame, along: Any, bins: int = BINS, least: int = LEAST_ROWS, owners: Any = None
+) -> pd.DataFrame:
+    """Means over rows with like values, equal ones together: at most so many groups, each of so many rows at least, or
+    of so many owners where these are given."""
     order = np.argsort(along, kind="stable")
-    wanted = max(least, len(order) / bins)
+    owners = np.arange(len(order)) if owners is None else owners
+    wanted = len(order) / bins
     groups: list[list[int]] = [[]]
     for before, row in zip([None, *order[:-1]], order, strict=True):
-        if len(groups[-1]) >= wanted and along[before] != along[row]:
+        full = len(groups[-1]) >= wanted and along[before] != along[row]
+        if full and len(set(owners[groups[-1]])) >= least:
             groups.append([])
         groups[-1].append(int(row))
-    if len(groups) > 1 and len(groups[-1]) < least:
+    if len(groups) > 1 and len(set(owners[groups[-1]])) < least:
         few = groups.pop()
         groups[-1] += few
     return pd.DataFrame(
@@ -103,7 +112,7 @@ def _along(
     ax: Axes, ends: pd.DataFrame, along: pd.Series[Any], groups: pd.Series[Any] | None, name: str | None
 ) -> None:
     at = along.to_numpy(float)
-    levels = [None] if groups is None else sorted(groups.dropna().unique(), key=str)[:LINES]
+    levels = [None] if groups is None else frequent(groups, LINES)
     for k, level in enumerate(levels):
         chosen = ~np.isnan(at) if groups is None else ~np.isnan(at) & (groups == level).to_numpy(bool, na_value=False)
         if not chosen.any():

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from lacova.errors import DataError
 from lacova.models import Model
-from lacova.plot.style import COLOURS, DASHES, GREY, MARKERS, figure_of, known_column, new_axes, table, tidy
+from lacova.plot.style import COLOURS, DASHES, GREY, MARKERS, frequent, known_column, new_axes, table, tidy
 
 TERMS = {
     "elbo": "bound, training rows",
@@ -77,7 +77,7 @@ def latent(
         known_column(colour, frame.columns, "column")
     points, labels = project(model, frame, dims)
     ax = new_axes(ax, (5.6, 4.4))
-    size = float(np.clip(6000 / len(points), 6, 36))
+    size = float(np.clip(6000 / len(points), 14, 36))  # smaller marks could not be told apart
     if colour is None:
         ax.scatter(points[:, 0], points[:, 1], s=size, c=COLOURS[0], alpha=0.7, linewidths=0)
     else:
@@ -111,53 +111,28 @@ def project(model: Model, frame: pd.DataFrame, dims: tuple[int, int] | None = No
 
 def _coloured(ax: Axes, points: Any, values: pd.Series[Any], model: Model, name: str, size: float) -> None:
     known = values.notna().to_numpy()
-    schema = model.schema
+    schema, (x, y) = model.schema, points.T
     if name in schema.categories or not pd.api.types.is_numeric_dtype(values):
-        levels = values[known].value_counts().index[:LEVELS]
-        if len(levels) == 0:
+        levels = frequent(values, LEVELS)
+        if not levels:
             raise DataError(f"column {name!r} has no value to colour by.")
-        for k, level in enumerate(sorted(levels, key=str)):
+        for k, level in enumerate(levels):
             at = known & (values == level).to_numpy(dtype=bool, na_value=False)
-            ax.scatter(
-                points[at][:, 0],
-                points[at][:, 1],
-                s=size,
-                c=COLOURS[k],
-                marker=MARKERS[k],
-                alpha=0.7,
-                linewidths=0,
-                label=str(level),
-            )
+            hollow = k % 2 == 1  # as every second level is, for readers without colours
+            ax.scatter(x[at], y[at], s=size, marker=MARKERS[k], label=str(level), edgecolors=COLOURS[k],
+                       facecolors="none" if hollow else COLOURS[k], linewidths=0.7 if hollow else 0.0,
+                       alpha=None if hollow else 0.7)  # fmt: skip
         rest = known & ~values.isin(levels).to_numpy()
         if rest.any():
-            ax.scatter(
-                points[rest][:, 0],
-                points[rest][:, 1],
-                s=size / 2,
-                c="#bbbbbb",
-                marker="*",
-                linewidths=0,
-                label="others",
-            )
+            ax.scatter(x[rest], y[rest], s=1.5 * size, c=GREY, marker="*", linewidths=0, label="others")
     else:
         numbers = values[known].astype(float)
         low, high = numbers.quantile([0.02, 0.98]) if len(numbers) else (0.0, 1.0)
-        found = ax.scatter(
-            points[known][:, 0],
-            points[known][:, 1],
-            s=size,
-            c=numbers,
-            cmap="cividis",
-            alpha=0.85,
-            linewidths=0,
-            vmin=low,
-            vmax=high,
-        )
+        found = ax.scatter(x[known], y[known], s=size, c=numbers, cmap="cividis", alpha=0.85, linewidths=0, vmin=low,
+                           vmax=high)  # fmt: skip
         beyond = "both" if len(numbers) and (numbers.min() < low or numbers.max() > high) else "neither"
-        figure_of(ax).colorbar(found, ax=ax, label=schema.label(name), extend=beyond)
+        ax.figure.colorbar(found, ax=ax, label=schema.label(name), extend=beyond)
     if not known.all():
-        ax.scatter(
-            points[~known][:, 0], points[~known][:, 1], s=size, c=GREY, marker="x", linewidths=0.8, label="missing"
-        )
+        ax.scatter(x[~known], y[~known], s=size, c=GREY, marker="x", linewidths=0.8, label="missing")
     if ax.get_legend_handles_labels()[0]:
         ax.legend(title=name, frameon=False, fontsize=8, loc="best", markerscale=max(1.0, 4.5 / size**0.5))

@@ -10,7 +10,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patches import Patch
 
 from lacova.errors import DataError, meant
-from lacova.plot.style import figure_of, new_axes, table
+from lacova.plot.style import new_axes, table
 from lacova.schema import Schema
 
 NAMED_COLUMNS, NAMED_PATIENTS, MOST_LINES = 60, 30, 400
@@ -57,7 +57,7 @@ def gaps(data: Any, schema: Schema, *, ax: Axes | None = None) -> Axes:
         if end > start:
             ax.text((start + end) / 2, -0.01 * len(frame), word, ha="center", va="bottom", fontsize=9)
     legend = [Patch(facecolor=DARK, label="missing"), Patch(facecolor=LIGHT, edgecolor=DARK, label="observed")]
-    figure_of(ax).legend(handles=legend, loc="outside upper right", ncols=2, frameon=False, fontsize=9)
+    ax.figure.legend(handles=legend, loc="outside upper right", ncols=2, frameon=False, fontsize=9)
     return ax
 
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from lacova.errors import DataError
 from lacova.models import Model
-from lacova.plot.style import BLUE, ORANGE, known_column, new_axes, patient_rows, table, tidy, times
+from lacova.plot.style import BLUE, ORANGE, known_column, new_axes, patient_rows, table, tidy, times, without_gaps
 
 
 def trajectory(
@@ -32,10 +32,13 @@ def trajectory(
     """
     schema = model.schema
     _a_number(model, measurement)
-    rows = patient_rows(table(data, schema), schema, patient)
+    frame = table(data, schema)
+    rows = patient_rows(frame, schema, patient)
+    known = None if truth is None else without_gaps(truth, frame, schema)
     done = model.impute(rows, interval=interval, seed=seed)
     at, label = times(done, schema)
-    at = np.asarray(at, float)
+    order = np.argsort(at, kind="stable")  # of imputed times too
+    at, rows, done = np.asarray(at, float)[order], rows.iloc[order], done.iloc[order]
     gap = rows[measurement].isna().to_numpy()
     mean, low, high = (done[f"{measurement}{end}"].to_numpy(float) for end in ("", "_lower", "_upper"))
     ax = new_axes(ax)
@@ -45,11 +48,9 @@ def trajectory(
         ends = np.abs(np.stack([mean - low, high - mean])[:, gap])
         ax.errorbar(at[gap], mean[gap], yerr=ends, fmt="s", color=ORANGE, markerfacecolor="white", markersize=6,
                     capsize=4, label=f"imputed, {interval:.0%} interval")  # fmt: skip
-    if truth is not None:
-        known = patient_rows(table(truth, schema), schema, patient)
-        if len(known) != len(rows):
-            raise DataError(f"truth has {len(known)} row(s) of {patient!r}, data {len(rows)}; expected the same rows.")
-        ax.plot(at[gap], known[measurement].to_numpy(float)[gap], "kx", markersize=7, label="true value of a gap")
+    if known is not None:
+        true = known.loc[rows.index[gap], measurement].to_numpy(float)
+        ax.plot(at[gap], true, "kx", markersize=7, label="true value of a gap")
     if schema.time is not None and rows[schema.time].isna().any():
         unknown = rows[schema.time].isna().to_numpy()
         ax.plot(at[unknown], mean[unknown], "o", markersize=13, markerfacecolor="none", markeredgecolor="black",
@@ -106,10 +107,11 @@ def forecast(
 
 
 def later(past: pd.DataFrame, model: Model, moments: Any) -> pd.DataFrame:
-    """Rows at later times with the covariates of the last visit."""
-    last = past.tail(1)[list(model.schema.columns)]
+    """Rows at later times with the covariates of the last visit whose time is known."""
+    time = str(model.schema.time)
+    last = past.sort_values(time, kind="stable", na_position="first").tail(1)[list(model.schema.columns)]
     ahead = last.loc[last.index.repeat(len(moments))].reset_index(drop=True)
-    return ahead.assign(**{str(model.schema.time): np.asarray(moments, float)})
+    return ahead.assign(**{time: np.asarray(moments, float)})
 
 
 def _are_times(future: Any) -> bool:

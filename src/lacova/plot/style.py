@@ -6,7 +6,6 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from lacova.dataframes import to_pandas
 from lacova.errors import DataError, meant
@@ -33,12 +32,6 @@ def new_axes(ax: Axes | None, size: tuple[float, float] = (6.4, 4.0)) -> Axes:
     return ax
 
 
-def figure_of(ax: Axes) -> Figure:
-    found = ax.get_figure()
-    assert isinstance(found, Figure)
-    return found
-
-
 def tidy(ax: Axes) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
@@ -57,8 +50,24 @@ def known_column(name: object, choices: Any, what: str) -> None:
         raise DataError(f"there is no {what} {name!r}; expected one of {shown}.{meant([name], choices)}")
 
 
+def frequent(values: pd.Series[Any], most: int) -> list[Any]:
+    """The most frequent levels of a column, by name."""
+    return sorted(values.dropna().value_counts().index[:most], key=str)
+
+
+def without_gaps(truth: Any, frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
+    """The table whose rows are those of the frame where nothing is missing; refuses one of other rows."""
+    complete = table(truth, schema)
+    if len(complete) != len(frame):
+        raise DataError(f"truth has {len(complete)} row(s), data {len(frame)}; expected the same rows, without gaps.")
+    labels = [each[schema.instance].tolist() for each in (complete, frame) if schema.instance in each]
+    if len(labels) == 2 and labels[0] != labels[1]:
+        raise DataError(f"truth has other labels in {schema.instance!r} than data; expected the same rows in order.")
+    return complete
+
+
 def patient_rows(frame: pd.DataFrame, schema: Schema, patient: Any) -> pd.DataFrame:
-    """The rows of one patient, by time where there is one."""
+    """The rows of one patient, by time where there is one; those whose time is missing come last."""
     if schema.instance is None:
         raise DataError(
             "this plot follows a patient, but the schema has no instance column: give Schema(instance=...)."

@@ -18,9 +18,11 @@ from lacova.atomic import replacing
 from lacova.dataframes import to_pandas
 from lacova.errors import DataError, meant
 from lacova.models import Model
+from lacova.plot.style import without_gaps
 from lacova.recovery import recover
 from lacova.report import facts, page
 from lacova.report.warnings import warnings
+from lacova.snapshot import arguments
 from lacova.version import __version__
 
 CHECKED_ROWS, CHECKED_CELLS = 2000, 60_000  # rows and entries of which some are hidden
@@ -55,6 +57,11 @@ def write(
     content: dict[str, Any] = {"title": f"lacova report: {type(model).__name__}", "model": model, "wish": wish}
     content["training"] = facts.training(model)
     frame = None if data is None else _table(data, model, "data")
+    if frame is not None and (count := facts.owners(frame, schema).nunique()) < wish.least:
+        raise DataError(
+            f"the data have {count} patient(s), or rows where no column names the patient; in a report without single "
+            f"patients every figure rests on {wish.least} at least. Give more rows, or describe the model alone."
+        )
     tested = frame if held_out is None else _table(held_out, model, "held_out")
     recovery = None
     content |= {"columns": [], "held_out": held_out is not None}
@@ -72,9 +79,10 @@ def write(
             "latent": facts.latent(model, frame, shown, wish),
         }  # fmt: skip
         if images is not None and patients:
-            content["images"] = _images(model, frame, None if truth is None else _table(truth, model, "truth"), images)
+            known = None if truth is None else without_gaps(_table(truth, model, "truth"), frame, schema)
+            content["images"] = _images(model, frame, known, images)
     content["recovery"] = recovery
-    content["warnings"] = warnings(model, frame, content["columns"], recovery)
+    content["warnings"] = warnings(model, frame, content["columns"], recovery, wish.least)
     content["reproduce"] = _reproduce(model, wish, share, command)
     path = Path(out)
     try:
@@ -129,12 +137,21 @@ def _images(model: Model, frame: pd.DataFrame, truth: pd.DataFrame | None, shape
 
 def _reproduce(model: Model, wish: facts.Wish, share: float, command: str | None) -> Mapping[str, str]:
     options = {k: v for k, v in asdict(model._options).items() if v is not None}
+    rows = "train, validation" if model.training is not None and "validation" in model.training else "train"
+    file = "" if model._written_by is None else (
+        f"lacova {model._written_by}; the versions of other packages at training are not stored in it"
+    )  # fmt: skip
     return {
         "command": command
         or f"lacova.report.write(model, data, share={share:g}, draws={wish.draws}, seed={wish.seed})",
         "seed of the report": str(wish.seed),
         "seed of training": str(options["seed"]),
-        "fit options": ", ".join(f"{k}={v}" for k, v in options.items()),
-        "versions": f"lacova {__version__}, Python {platform.python_version()}, torch {torch.__version__}, "
-        f"numpy {np.__version__}, pandas {pd.__version__}",
+        "training": f"{type(model).__name__}(schema, {_call(arguments(model))}).fit({rows}, {_call(options)})",
+        **({"model file written by": file} if file else {}),
+        "versions that wrote this report": f"lacova {__version__}, Python {platform.python_version()}, "
+        f"torch {torch.__version__}, numpy {np.__version__}, pandas {pd.__version__}",
     }
+
+
+def _call(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in values.items() if value is not None and value != {})

@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from lacova.effects import Effects
 from lacova.models import GPPriorVAE, Model
-from lacova.plot.effects import binned, parts
+from lacova.plot.effects import LINES, binned, parts
 from lacova.plot.fit import TERMS, project
 from lacova.plot.patients import later
+from lacova.plot.style import frequent
 from lacova.recovery import LEVELS, Recovery
 from lacova.schema import Schema
 
 PATIENTS, MEASUREMENTS, FEW_MEASUREMENTS = 60, 40, 12  # to pick from
-POINTS, GAPS, LEAST = (
-    1500,
-    25,
-    10,
-)  # dots in a cloud, gaps of a covariate, patients behind a figure that is no patient's
+NUMBERS = 350_000  # of patients to pick from, at most: about 8 bytes each
+POINTS, LEVELS_SHOWN, GAPS = 1500, 7, 25  # dots in a cloud, their shapes, gaps of a covariate
+LEAST = 10  # patients behind a figure that is no patient's, rows behind a point of a line
 MAP_ROWS, MAP_COLUMNS = 120, 60
 EFFECT_ROWS, AHEAD, FAN_DRAWS = 400, 8, 200
 Facts = dict[str, Any]
@@ -35,6 +35,11 @@ class Wish:
     seed: int
     patients: bool
     interval: float = 0.9
+
+    @property
+    def least(self) -> int:
+        """The patients behind every figure."""
+        return 1 if self.patients else LEAST
 
 
 def rounded(values: Any) -> list[float | None]:
@@ -82,31 +87,33 @@ def columns(frame: pd.DataFrame, schema: Schema, wish: Wish) -> list[Facts]:
         found.append({
             "name": name, "role": role, "kind": kind, "unit": schema.units.get(name, ""),
             "missing": float(frame[name].isna().mean()), "n": len(values),
-            "summary": _summary(values, name in schema.categories, None if wish.patients else _owners(frame, schema)),
+            "summary": _summary(values, name in schema.categories, None if wish.patients else owners(frame, schema)),
         })  # fmt: skip
     return found
 
 
-def _owners(frame: pd.DataFrame, schema: Schema) -> pd.Series[Any]:
+def owners(frame: pd.DataFrame, schema: Schema) -> pd.Series[Any]:
     """Whose each row is; every row is its own where there are no patients."""
     return pd.Series(np.arange(len(frame)), frame.index) if schema.instance is None else frame[schema.instance]
 
 
-def _summary(values: pd.Series[Any], category: bool, owners: pd.Series[Any] | None) -> str:
+def _summary(values: pd.Series[Any], category: bool, whose: pd.Series[Any] | None) -> str:
     """In words; with owners, only what rests on several of them, and no extremes, which are somebody's own."""
     if len(values) == 0:
         return "no value"
     if category:
         counts = values.value_counts()
-        whose: Any = None if owners is None else owners[values.index].groupby(values.astype(object)).nunique()
-        named = [(level, n) for level, n in counts.items() if whose is None or whose[level] >= LEAST][:4]
+        many: Any = None if whose is None else whose[values.index].groupby(values.astype(object)).nunique()
+        named = [(level, n) for level, n in counts.items() if many is None or many[level] >= LEAST][:4]
+        if not named:
+            return "rare levels alone"
         text = ", ".join(f"{level} {n / len(values):.0%}" for level, n in named)
         return text + (", ..." if len(counts) > len(named) else "")
     numbers = values.astype(float)
     text = f"mean {plain(numbers.mean())}, sd {plain(numbers.std())}"
-    if owners is None:
+    if whose is None:
         return f"{text}, from {plain(numbers.min())} to {plain(numbers.max())}"
-    return text if owners[values.index].nunique() >= LEAST else "few values"
+    return text if whose[values.index].nunique() >= LEAST else "few values"
 
 
 def gap_map(frame: pd.DataFrame, schema: Schema, wish: Wish) -> Facts | None:
@@ -170,7 +177,7 @@ def calibration(recovery: Recovery, shown: list[str], wish: Wish) -> Facts:
     kept = [name for name in numbers["column"].unique() if name in shown or name in recovery.schema.covariates]
     for name in [None, *kept]:
         part = numbers if name is None else numbers[numbers["column"] == name]
-        if len(part) == 0:
+        if recovery.patients(part) < wish.least:
             continue
         counts = np.histogram(part["pit"], bins=np.linspace(0, 1, 11))[0]
         entry: Facts = {
@@ -190,7 +197,9 @@ def patients(model: Model, frame: pd.DataFrame, shown: list[str], wish: Wish) ->
     schema = model.schema
     if schema.instance is None or not wish.patients or not shown:
         return None
-    rows = sample_units(frame, schema, PATIENTS, wish.seed)
+    rows = _room(sample_units(frame, schema, PATIENTS, wish.seed), schema.instance, len(shown), wish.seed)
+    if rows.empty:
+        return None
     if schema.time is not None:
         rows = rows.sort_values([schema.instance, schema.time], kind="stable")
     done = model.impute(rows, interval=wish.interval, seed=wish.seed)
@@ -200,6 +209,7 @@ def patients(model: Model, frame: pd.DataFrame, shown: list[str], wish: Wish) ->
     people = []
     for label in rows[schema.instance].drop_duplicates():
         own = np.flatnonzero((rows[schema.instance] == label).to_numpy())
+        own = own[np.argsort(at[own], kind="stable")]  # of imputed times too
         one: Facts = {"id": str(label), "at": rounded(at[own]), "values": [], "fan": fans.get(label)}
         for name in shown:
             lower, upper = (rounded(done[f"{name}_{side}"].to_numpy(float)[own]) for side in ("lower", "upper"))
@@ -213,6 +223,13 @@ def patients(model: Model, frame: pd.DataFrame, shown: list[str], wish: Wish) ->
         "measurements": [schema.label(name) for name in shown],
         "axis": "visit" if schema.time is None else schema.label(schema.time), "instance": schema.instance,
     }  # fmt: skip
+
+
+def _room(rows: pd.DataFrame, instance: str, measurements: int, seed: int) -> pd.DataFrame:
+    """The rows of as many patients as a page has room for: up to four numbers a visit, and a fan, by measurement."""
+    cost = measurements * (4 * rows.groupby(instance, sort=False).size() + 5 * AHEAD)
+    cost = cost[cost <= NUMBERS].sample(frac=1.0, random_state=seed)
+    return rows[rows[instance].isin(cost[cost.cumsum() <= NUMBERS].index)]
 
 
 def _fans(model: Model, rows: pd.DataFrame, frame: pd.DataFrame, shown: list[str], wish: Wish) -> dict[Any, Facts]:
@@ -262,16 +279,30 @@ def covariates(model: Model, frame: pd.DataFrame, wish: Wish) -> list[Facts]:
         entry: Facts = {"name": name, "label": schema.label(name), "kind": schema.covariates[name], "n": len(at),
                         "all": int(frame[name].isna().sum())}  # fmt: skip
         one = _levels if schema.covariates[name] == "categorical" else _numbers
-        entry |= one(*laws)
+        if owners(rows, schema).iloc[at].nunique() >= wish.least:
+            entry |= one(*laws)
         if wish.patients:
-            owner = range(1, len(rows) + 1) if schema.instance is None else rows[schema.instance]
-            who = [str(label) for label in np.asarray(owner, dtype=object)[at]][:GAPS]
-            each = zip(who, entry.pop("prior"), entry.pop("posterior"), strict=False)
-            entry["gaps"] = [{"who": w, "prior": p, "posterior": q} for w, p, q in each]
+            who = _whose(rows, schema, name)[at]
+            _, first = np.unique(who, return_index=True)  # a visit-constant gap is one, however many visits
+            prior, posterior = entry.pop("prior"), entry.pop("posterior")
+            entry["gaps"] = [{"who": who[k], "prior": prior[k], "posterior": posterior[k]}
+                             for k in np.sort(first)[:GAPS]]  # fmt: skip
         else:
-            del entry["prior"], entry["posterior"]
+            entry = {key: value for key, value in entry.items() if key not in ("prior", "posterior")}
         found.append(entry)
     return found
+
+
+def _whose(rows: pd.DataFrame, schema: Schema, name: str) -> npt.NDArray[np.str_]:
+    """Of which row an entry is: its number, or the patient, with the visit where the column varies by visit."""
+    if schema.instance is None:
+        return np.arange(1, len(rows) + 1).astype(str)
+    label = rows[schema.instance].astype(str)
+    if name in schema.static:
+        return label.to_numpy(str)
+    ordered = rows if schema.time is None else rows.sort_values(schema.time, kind="stable")
+    visit = ordered.groupby(schema.instance).cumcount() + 1
+    return (label + ", visit " + visit[rows.index].astype(str)).to_numpy(str)
 
 
 def _numbers(before: Any, after: Any) -> Facts:
@@ -299,7 +330,7 @@ def effects(model: Model, frame: pd.DataFrame, shown: list[str], wish: Wish) -> 
         return None
     schema = model.schema
     visits = 1.0 if schema.instance is None else len(frame) / frame[schema.instance].nunique()
-    rows = sample_units(frame, schema, max(5, round(EFFECT_ROWS / visits)), wish.seed).reset_index(drop=True)
+    rows = sample_units(frame, schema, max(LEAST, round(EFFECT_ROWS / visits)), wish.seed).reset_index(drop=True)
     found = model.effects(rows, draws=max(10, wish.draws // 3), interval=wish.interval, seed=wish.seed)
     shares = found.shares.set_index("component")[shown]
     names = found.rows["component"].unique().tolist()
@@ -316,8 +347,8 @@ def _lines(
     of_patients, along, group = parts(model, component)
     if of_patients and not wish.patients:
         return None
-    schema, owners = model.schema, _owners(rows, model.schema)
-    least = LEAST if wish.patients else LEAST * -(-len(rows) // owners.nunique())
+    schema, whose = model.schema, owners(rows, model.schema).to_numpy()
+    counted = np.arange(len(rows)) if wish.patients else whose
     own = found.rows[found.rows["component"] == component]
     values = [own.loc[own["measurement"] == name, ["mean", "lower", "upper"]].reset_index(drop=True) for name in shown]
     if of_patients:
@@ -325,29 +356,37 @@ def _lines(
         means = [ends.groupby(label).mean().sort_values("mean", kind="stable") for ends in values]
         return {"kind": "patients", "axis": f"{len(means[0])} patients, by size of the effect",
                 "measurements": [[_band("", np.arange(1, len(m) + 1), m)] for m in means]}  # fmt: skip
-    levels: list[Any] = [None] if group is None else sorted(rows[group].dropna().unique(), key=str)[:6]
+    levels = [None] if group is None else frequent(rows[group], LINES)
     chosen = [np.ones(len(rows), bool) if level is None else (rows[group] == level).to_numpy(bool, na_value=False)
               for level in levels]  # fmt: skip
     if along is None:
-        kept = [
-            (level, at)
-            for level, at in zip(levels, chosen, strict=True)
-            if owners[at].nunique() >= (1 if wish.patients else LEAST)
-        ]
+        kept = [(level, at) for level, at in zip(levels, chosen, strict=True) if len(set(whose[at])) >= wish.least]
+        if not kept:
+            return None
         table = [pd.DataFrame([ends[at].mean() for _, at in kept], columns=list(ends)) for ends in values]
         return {"kind": "levels", "axis": group, "levels": [str(level) for level, _ in kept],
-                "measurements": [[_band("", range(len(m)), m)] for m in table]}  # fmt: skip
+                "measurements": [[_band("", range(len(m)), m)] for m in table],
+                "note": _some_levels(rows, group, len(kept))}  # fmt: skip
     at = rows[along].to_numpy(float)
     drawn = []
     for ends in values:
         bands = []
         for level, mask in zip(levels, chosen, strict=True):
             use = mask & ~np.isnan(at)
-            if use.sum() >= least:
-                line = binned(ends[use], at[use], 12, least)
+            if len(set(counted[use])) >= LEAST:
+                line = binned(ends[use], at[use], 12, LEAST, counted[use])
                 bands.append(_band("" if level is None else f"{group} {level}", line["at"], line))
         drawn.append(bands)
-    return {"kind": "lines", "axis": schema.label(along), "measurements": drawn}
+    if not any(drawn):
+        return None
+    return {"kind": "lines", "axis": schema.label(along), "measurements": drawn,
+            "note": _some_levels(rows, group, len(drawn[0]))}  # fmt: skip
+
+
+def _some_levels(rows: pd.DataFrame, group: str | None, shown: int) -> str:
+    """Which levels are shown, where not all are."""
+    count = 0 if group is None else rows[group].nunique()
+    return f"{shown} of {count} levels of {group} are shown, the most frequent." if shown < count else ""
 
 
 def _band(name: str, at: Any, ends: pd.DataFrame) -> Facts:
@@ -368,14 +407,23 @@ def latent(model: Model, frame: pd.DataFrame, shown: list[str], wish: Wish) -> F
         *(name for name in schema.measurements if name in shown or name in schema.categories),
     ]:
         if name in schema.categories:
-            levels = sorted(rows[name].dropna().unique(), key=str)[:7]
-            codes = rows[name].map({level: k for k, level in enumerate(levels)})
-            colours.append({"name": name, "levels": [str(level) for level in levels], "values": rounded(codes)})
+            colours.append({"name": name, **_coded(rows[name])})
         else:
             colours.append({"name": schema.label(name), "values": rounded(rows[name])})
     who = None if schema.instance is None else [str(label) for label in rows[schema.instance]]
     return {"x": rounded(points[:, 0]), "y": rounded(points[:, 1]), "labels": labels, "colours": colours, "who": who,
             "rows": len(rows), "of": len(frame)}  # fmt: skip
+
+
+def _coded(values: pd.Series[Any]) -> Facts:
+    """Levels that can be told apart, the last for all others where there are more, and the level of each row."""
+    more = values.nunique() > LEVELS_SHOWN
+    levels = frequent(values, LEVELS_SHOWN - 1 if more else LEVELS_SHOWN)
+    codes = np.full(len(values), float(len(levels)))
+    for k, level in enumerate(levels):
+        codes[(values == level).to_numpy(bool, na_value=False)] = k
+    names = [*map(str, levels), *(["others"] if more else [])]
+    return {"levels": names, "values": rounded(np.where(values.isna(), np.nan, codes))}
 
 
 def visits_of(frame: pd.DataFrame, schema: Schema) -> str:

@@ -19,6 +19,7 @@ import pandas as pd
 
 from lacova.models import CVAE, GPPriorVAE, Model
 from lacova.recovery import Recovery
+from lacova.report.facts import LEAST, PATIENTS
 
 LISTED = 100  # columns of which a table has lines: more are pixels
 WORDS = {
@@ -189,6 +190,10 @@ def _quality(content: dict[str, Any]) -> str:
         f"in {where}."
     )
     summary = recovery.summary()
+    rare = summary["patients"] < content["wish"].least
+    if rare.any():
+        about += f" Columns hidden in fewer than {LEAST} patients are left out: {int(rare.sum())} of {len(rare)}."
+    summary = summary[~rare]
     many = len(summary)
     if many > LISTED:  # categories have no sd, and stay
         summary = summary.loc[summary["sd"].fillna(np.inf).nlargest(LISTED).index.sort_values()]
@@ -204,7 +209,7 @@ def _quality(content: dict[str, Any]) -> str:
         head, lines, f"{some}Imputed against true values. An RMSE well below the sd is what the model gains."
     )
     chart = _chart("calibration", "Column") if content["calibration"]["columns"] else ""
-    return _paragraph(about) + chart + table
+    return _paragraph(about) + chart + (table if lines else "")
 
 
 def _patients(content: dict[str, Any]) -> str:
@@ -214,11 +219,14 @@ def _patients(content: dict[str, Any]) -> str:
     if found is None:
         reason = "no data were given" if not content["columns"] else "there is no column that names the patient"
         if content["columns"] and model.schema.instance is not None:
-            reason = "no measurement is a number"
+            numbers = set(model.schema.measurements) - set(model.schema.categories)
+            reason = (
+                "no measurement is a number" if not numbers else "patients have more visits than a page has room for"
+            )
         return _paragraph(f"Not shown: {reason}.")
-    some = f"A random {len(found['people'])} of {found['of']} patients" if len(found["people"]) < found["of"] else (
-        f"All {found['of']} patients"
-    )  # fmt: skip
+    count = len(found["people"])
+    some = f"A random {count} of {found['of']} patients" if count < found["of"] else f"All {count} patients"
+    some += ", as many as a page has room for," if count < min(PATIENTS, found["of"]) else ""
     ahead = (
         " After the last visit, the forecast takes all other covariates as they were there."
         if model.schema.time
@@ -235,8 +243,10 @@ def _covariates(content: dict[str, Any]) -> str:
     for entry in found:
         if "ratio" in entry:
             gain = f"the posterior is {entry['ratio']:.0%} as wide as the prior"
-        else:
+        elif "sure" in entry:
             gain = f"the most probable level has {entry['sure'][0]:.0%} before, {entry['sure'][1]:.0%} after"
+        else:
+            gain = f"not told of fewer than {LEAST} patients"
         lines.append([entry["name"], str(entry["all"]), gain])
     about = "Before: what other covariates and other visits say of a gap. After: what the measurements add."
     chart = _chart("covariates", "Covariate") if content["wish"].patients else ""

@@ -64,7 +64,7 @@
     }[shape];
     return make("path", { d: path, ...attributes }, parent);
   };
-  const SHAPES = ["circle", "square", "triangle", "diamond", "down", "plus", "cross", "bar"];
+  const SHAPES = ["circle", "square", "triangle", "diamond", "down", "plus", "bar"];  // a cross is a missing value
   const filled = (shape, k, hollow = false) => ["plus", "cross", "bar"].includes(shape)
     ? { fill: "none", stroke: colour(k), "stroke-width": 1.6 }
     : { fill: hollow ? "var(--paper)" : colour(k), stroke: colour(k), "stroke-width": 1.4 };
@@ -299,13 +299,13 @@
       const select = pick(chart, "Covariate", data.map((c) => `${c.name} (${c.all} gaps)`));
       return () => {
         const c = data[Number(select.value)], names = c.gaps.map((g) => g.who);
-        const rows = names.map((_, k) => k), tall = 60 + 22 * names.length;
+        const rows = names.map((_, k) => k), tall = 60 + 22 * names.length, left = Math.min(150, 24 + 6.5 * Math.max(...names.map((n) => n.length)));
         const y = { names, range: [names.length - 0.5, -0.5], label: "" };
         if (c.kind === "continuous") {
           const part = (key, i) => c.gaps.map((g) => g[key][i]);
           const laws = [["prior", "before: prior", 6, 3, "bar", -0.17], ["posterior", "after: posterior", 0, 0, "circle", 0.17]];
           panels(canvas, {
-            height: tall, left: 90, alt: `${c.name}: prior and posterior means and 90% intervals of ${names.length} gaps`,
+            height: tall, left, alt: `${c.name}: prior and posterior means and 90% intervals of ${names.length} gaps`,
             x: { label: c.label, range: range(["prior", "posterior"].flatMap((k) => [...part(k, 0), ...part(k, 1)])) }, y,
             layers: laws.map(([key, name, k, dash, shape, shift]) => ({
               type: "points", across: true, x: part(key, 2), y: rows.map((r) => r + shift), lower: part(key, 0), upper: part(key, 1), colour: k, dash, shape, thick: 2, name: `${name}, 90% interval`,
@@ -317,7 +317,7 @@
         }
         const levels = c.levels.length === 2 ? [[c.levels[1], 1]] : c.levels.slice(0, 6).map((level, l) => [level, l]);
         panels(canvas, ...levels.map(([level, l]) => ({
-            title: `probability of ${c.name} = ${level}`, height: tall, left: 90, alt: `Probability that ${c.name} is ${level}, before and after, of ${names.length} gaps`,
+            title: `probability of ${c.name} = ${level}`, height: tall, left, alt: `Probability that ${c.name} is ${level}, before and after, of ${names.length} gaps`,
             x: { label: "probability", range: [-0.02, 1.02] }, y,
             layers: [
               { type: "points", x: c.gaps.map((g) => g.prior[l]), y: rows, colour: 6, shape: "bar", size: 6, name: "before: prior", tips: c.gaps.map((g) => `${g.who}, before: ${show(g.prior[l])}`) },
@@ -351,6 +351,7 @@
           x: { label: c.axis, range: across, names: c.levels }, y: { label: `effect on ${data.measurements[d]}`, range: range([...all, 0]) }, layers,
           table: { head: ["line", c.axis, "mean", "lower", "upper"], lines: lines.flatMap((l) => l.at.map((t, i) => [l.name, c.levels ? c.levels[i] : t, l.mean[i], l.lower[i], l.upper[i]])) },
         });
+        if (c.note) element("p", canvas, c.note);
       };
     },
     latent(chart, canvas, data) {

@@ -16,8 +16,10 @@ TOLERANCE = 0.04  # of coverage, beyond what chance explains
 NINETY = LEVELS.index(0.9)
 
 
-def warnings(model: Model, frame: pd.DataFrame | None, columns: list[Facts], recovery: Recovery | None) -> list[str]:
-    """Sentences; none where nothing was found."""
+def warnings(
+    model: Model, frame: pd.DataFrame | None, columns: list[Facts], recovery: Recovery | None, least: int = 1
+) -> list[str]:
+    """Sentences; none where nothing was found in columns hidden in so many patients at least."""
     found = not_converged(model)
     if frame is not None:
         unit = frame[model.schema.instance].nunique() if model.schema.instance is not None else len(frame)
@@ -26,7 +28,7 @@ def warnings(model: Model, frame: pd.DataFrame | None, columns: list[Facts], rec
             found.append(f"There are only {unit} {what}: all figures here are rough.")
         found += nearly_empty(columns)
     if recovery is not None:
-        found += poor_calibration(recovery) + no_better_than_the_mean(recovery)
+        found += poor_calibration(recovery, least) + no_better_than_the_mean(recovery, least)
     return found
 
 
@@ -63,17 +65,18 @@ def not_converged(model: Model) -> list[str]:
     return found
 
 
-def poor_calibration(recovery: Recovery) -> list[str]:
+def poor_calibration(recovery: Recovery, least: int = 1) -> list[str]:
     """Columns whose 90% intervals hold clearly fewer or more of the hidden values."""
     narrow, wide = [], []
     whole: Facts = {
         "column": "all together",
         "n": len(recovery.numbers),
+        "patients": recovery.patients(recovery.numbers),
         "coverage90": recovery.coverage()["found"][NINETY],
     }
     each: list[Any] = recovery.summary().dropna(subset=["coverage90"]).to_dict("records")
     for line in [whole, *each]:
-        if line["n"] < FEW_VALUES:
+        if line["n"] < FEW_VALUES or line["patients"] < least:
             continue
         chance = 2.6 * np.sqrt(0.9 * 0.1 / line["n"])
         text = f"{line['column']} ({line['coverage90']:.0%} of {line['n']})"
@@ -89,8 +92,9 @@ def poor_calibration(recovery: Recovery) -> list[str]:
     return found
 
 
-def no_better_than_the_mean(recovery: Recovery) -> list[str]:
+def no_better_than_the_mean(recovery: Recovery, least: int = 1) -> list[str]:
     summary = recovery.summary()
+    summary = summary[summary["patients"] >= least]
     numbers = summary[(summary["n"] >= FEW_VALUES) & (summary["sd"] > 0) & (summary["rmse"] > 0.98 * summary["sd"])]
     names = [str(name) for name in numbers["column"]]
     if not names:

@@ -136,7 +136,7 @@ def _numbers(
     """Ties between truth and draws, as of whole numbers or bounds, are broken at random: else pit piles up."""
     below, equal = (drawn < truth).sum(0), (drawn == truth).sum(0)
     pit = (below + noise.random(len(truth)) * (equal + 1)) / (len(drawn) + 1)
-    lower, upper = np.quantile(drawn, [0.05, 0.95], axis=0)
+    lower, upper = np.quantile(drawn, [0.05, 0.95], axis=0, method="weibull")
     return pd.DataFrame(
         {"row": rows, "column": name, "truth": truth, "mean": drawn.mean(0), "lower": lower, "upper": upper, "pit": pit}
     )

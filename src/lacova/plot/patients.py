@@ -93,7 +93,7 @@ def forecast(
     drawn = model.sample(ahead, past, draws=draws, seed=seed)[measurement].to_numpy(float).reshape(draws, len(ahead))
     ax = new_axes(ax)
     for k, level in enumerate(sorted(levels, reverse=True)):
-        low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0, method="weibull")
         ax.fill_between(at, low, high, color=ORANGE, alpha=0.18 + 0.14 * k, linewidth=0, label=f"{level:.0%} interval")
         ax.plot(at, np.stack([low, high], 1), color=ORANGE, linewidth=0.8, linestyle=("-", "--", ":")[k % 3])
     ax.plot(at, drawn.mean(0), color="black", linestyle="--", marker="s", markersize=4, markerfacecolor="white",

@@ -248,7 +248,7 @@ def _fans(model: Model, rows: pd.DataFrame, frame: pd.DataFrame, shown: list[str
     draws = max(FAN_DRAWS, wish.draws)
     table = model.sample(future, rows, draws=draws, seed=wish.seed)[shown]
     drawn = table.to_numpy(float).reshape(draws, len(future), len(shown))
-    ends = np.quantile(drawn, [0.05, 0.25, 0.75, 0.95], axis=0)
+    ends = np.quantile(drawn, [0.05, 0.25, 0.75, 0.95], axis=0, method="weibull")
     found = {}
     for k in range(0, len(future), AHEAD):
         part = slice(k, k + AHEAD)
@@ -307,7 +307,9 @@ def _whose(rows: pd.DataFrame, schema: Schema, name: str) -> npt.NDArray[np.str_
 
 def _numbers(before: Any, after: Any) -> Facts:
     before, after = np.asarray(before, float), np.asarray(after, float)
-    ends = [np.stack([*np.quantile(law, [0.05, 0.95], axis=0), law.mean(0)]).T for law in (before, after)]
+    ends = [
+        np.stack([*np.quantile(law, [0.05, 0.95], axis=0, method="weibull"), law.mean(0)]).T for law in (before, after)
+    ]
     narrower = float(after.std(0).mean() / max(before.std(0).mean(), 1e-300))
     return {
         "ratio": round(narrower, 3),

@@ -24,7 +24,7 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
-tests: $(VENV)/.installed-dev
+tests: $(VENV)/.installed-docs
 	$(BIN)/python -m pytest -n 2
 
 bench: $(VENV)/.installed-dev

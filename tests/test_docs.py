@@ -143,6 +143,27 @@ def test_the_site_builds_without_a_warning(tmp_path):
         assert (tmp_path / "site" / listed).is_file(), listed
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("p(Y_o | X_o)", "p(Y<sub>o</sub> | X<sub>o</sub>)"),
+        ("E_{q(X_u)} KL", "E<sub>q(X<sub>u</sub>)</sub> KL"),
+        ("p_λ(x), ℓ_r'², π_cj", "p<sub>λ</sub>(x), ℓ<sub>r</sub>'², π<sub>cj</sub>"),
+        ("a_iᵀHa_i + K̃_ii", "a<sub>i</sub>ᵀHa<sub>i</sub> + K̃<sub>ii</sub>"),
+        ("tr H a_pΣ̂_p⁻¹a_pᵀ", "tr H a<sub>p</sub>Σ̂<sub>p</sub>⁻¹a<sub>p</sub>ᵀ"),
+        ("K_p^(R) + σ_z²I", "K<sub>p</sub><sup>(R)</sup> + σ<sub>z</sub>²I"),
+        ("what_if, alk_phos, max_epochs, kl_x, tab:MSE_label", None),
+        ("<code>x_u</code>, <pre><code>x_u</code> x_u</pre>, <a href='x_u.html' title=\"x_u\">", None),
+        ("<code>x_u</code> x_u", "<code>x_u</code> x<sub>u</sub>"),
+    ],
+)
+def test_formulas_are_set_on_the_site(text, expected):
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install '.[docs]'")
+    from tools.site import formulas
+
+    assert formulas(text) == (text if expected is None else expected)
+
+
 def test_the_first_example_in_python_and_in_the_shell(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "README.md").read_text(encoding="utf-8").split("## First example")[1].split("\n## ")[0]

@@ -172,9 +172,9 @@ def test_the_first_example_in_python_and_in_the_shell(tmp_path, monkeypatch, cap
     assert len(shell.strip().split("\n")) <= 15
     exec(compile(python, "README", "exec"), {})
     for line in shell.strip().split("\n"):
-        command, *words = shlex.split(line)
+        command, *words = shlex.split(line, comments=True)
         assert command == "lacova"
-        shorter = ["--epochs", "20"] if words[0] == "fit" else []
+        shorter = {"fit": ["--epochs", "20"], "report": ["--draws", "10"]}.get(words[0], [])
         assert main(words + shorter) == 0, capsys.readouterr().err
     done = pd.read_csv(tmp_path / "completed.csv")
     assert done.notna().all().all()
@@ -245,7 +245,7 @@ def test_the_session_with_raw_domains(tmp_path):
 
 # What makes the commands of the tutorial quick.
 TINY = {"fit": ["--epochs", "1"], "effects": ["--draws", "2"], "whatif": ["--draws", "4"], "filter": ["--draws", "4"],
-        "score": ["--draws", "4"]}  # fmt: skip
+        "score": ["--draws", "4"], "report": ["--draws", "10"]}  # fmt: skip
 
 
 @pytest.mark.skipif("LACOVA_DATA" not in os.environ, reason="LACOVA_DATA is not set")
@@ -264,7 +264,7 @@ def test_the_clinical_tutorial(tmp_path, monkeypatch, capsys):
                 continue
             assert main([*words, *TINY.get(words[0], [])]) == 0, capsys.readouterr().err
             used.add(words[0])
-    assert used == {"study", "fit", "score", "filter", "impute", "predict", "effects", "whatif"}
+    assert used == {"study", "fit", "score", "filter", "impute", "predict", "effects", "whatif", "report"}
     assert "patients have no visit in weeks 22 to 28" in capsys.readouterr().out
     forecast, asked = pd.read_csv("forecast.csv"), pd.read_csv("future.csv")
     assert forecast["patient"].tolist() == asked["patient"].tolist()

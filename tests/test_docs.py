@@ -182,10 +182,16 @@ def test_the_first_example_in_python_and_in_the_shell(tmp_path, monkeypatch, cap
     assert len(pd.read_csv(tmp_path / "predicted.csv")) == 200
 
 
-# A fit of two epochs in the place of a long one.
+# A fit of two epochs in the place of a long one, and a report of few draws.
 SHELL = f"""
 {outputs.SHELL}
-lacova() {{ if [ "$1" = fit ]; then command lacova "$@" --epochs 2; else command lacova "$@"; fi; }}
+lacova() {{
+  case "$1" in
+    fit) command lacova "$@" --epochs 2 ;;
+    report) command lacova "$@" --draws 10 ;;
+    *) command lacova "$@" ;;
+  esac
+}}
 torchrun() {{ command torchrun "$@" --epochs 2; }}
 srun() {{ shift; "$@"; }}
 """

@@ -24,7 +24,7 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
-tests: $(VENV)/.installed-dev
+tests: $(VENV)/.installed-docs
 	$(BIN)/python -m pytest -n 2
 
 bench: $(VENV)/.installed-dev
@@ -35,7 +35,7 @@ docs: site
 	$(BIN)/python -m pytest tests/test_docs.py
 
 site: $(VENV)/.installed-docs
-	$(BIN)/python tools/notebooks.py
+	$(BIN)/python -m tools.notebooks
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 reproduce: $(VENV)/.installed

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from tools import notebooks
+from tools import notebooks, outputs
 
 import lacova.comparison
 import lacova.datasets.digits
@@ -59,27 +59,58 @@ def test_session(page, tmp_path, monkeypatch):
 
     Commands that a page has in common with the pages on scaling and interruption are run by the tests of those.
     """
-    elsewhere = {code.strip("\n") for code in (*shell_of("scaling.md"), *shell_of("interruption.md"))}
-    monkeypatch.chdir(tmp_path)
+    elsewhere = {*shell_of("scaling.md"), *shell_of("interruption.md")}
     monkeypatch.setenv("MPLBACKEND", "agg")
-    known, run = {}, 0
-    for kind, source in notebooks.cells(page):
-        if kind != "code":
-            continue
-        if source.startswith("%%bash\n"):
-            command = source.removeprefix("%%bash\n")
-            if command not in elsewhere:
-                in_bash([command], tmp_path)
-        else:
-            exec(compile(re.sub(r"max_epochs=\d+", "max_epochs=2", source), page.name, "exec"), known)
-        run += 1
-    assert run == len(re.findall(r"^```(?:python|sh)$", page.read_text(encoding="utf-8"), flags=re.M)) > 1
+    played = outputs.play(
+        page, tmp_path, SHELL, lambda code: re.sub(r"max_epochs=\d+", "max_epochs=2", code), elsewhere.__contains__
+    )
+    run = [block.kind for block, _ in played]
+    assert len(run) == len(re.findall(r"^```(?:python|sh)$", page.read_text(encoding="utf-8"), flags=re.M)) > 1
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "expected"),
+    [
+        ("a 1\n", "a 2  \nb 3\n", "a 2\nb 3\n"),
+        ("id 1\n…\nALT 3 4\n…\n", "id 5\nALB 6 6\nALT 7 8\nAST 9 9\n", "id 5\n…\nALT 7 8\n…\n"),
+        ("id 1\n…\n\nsum 3\n", "id 5\nALB 6 6\n\nsum 7\n", "id 5\n…\n\nsum 7\n"),
+        ("id,x\n1,2.34…,5.67…\n", "id,x\n1,12.3456,0.9876\n", "id,x\n1,12.34…,0.98…\n"),
+        ("prior   a + … + d\n", "prior   e + f + g + h\n", "prior   e + … + h\n"),
+        ("prior a + …\n", "prior b + c + d\n", "prior b + …\n"),
+        ("prior a + b … c + d\n", "prior b + c\n", "prior b + c\n"),
+    ],
+)
+def test_what_a_page_shortens_stays_shortened(shown, printed, expected):
+    assert outputs.shortened(printed, shown) == expected
+
+
+def test_a_line_that_is_printed_no_longer_is_an_error():
+    with pytest.raises(ValueError, match="no line like 'ALT 3 4' is printed any more"):
+        outputs.shortened("id 5\nALB 6 6\n", "id 1\n…\nALT 3 4\n")
+
+
+def test_output_is_renewed_where_it_stands(tmp_path):
+    """Right below its block, or as a transcript; text below a paragraph is the author's. One namespace, one folder."""
+    page, folder = tmp_path / "page.md", tmp_path / "folder"
+    folder.mkdir()
+    code = (
+        "```python\nx = 3\nprint(x)\n```\n\n```text\n{}\n```\n```sh\necho y > f; echo {} >&2\n```\n```text\n{}\n```\n"
+    )
+    rest = "```python\nprint(x)\n```\nSee.\n```text\nkept\n```\n```text\n$ cat f; false\n{}\n```\n"
+    page.write_text(code.format("2", "seen", "old") + rest.format("z"), encoding="utf-8")
+    assert outputs.renewed(page, folder) == code.format("3", "seen", "seen") + rest.format("y")
+
+
+def test_every_page_whose_output_is_renewed_has_some():
+    for name in outputs.PAGES:
+        found = outputs.blocks((ROOT / "docs" / name).read_text(encoding="utf-8"))
+        assert [block for block in found if block.kind == "text" and (block.below or block.text.startswith("$ "))], name
 
 
 @pytest.mark.parametrize("page", notebooks.PAGES, ids=lambda page: page.stem)
 def test_notebooks_are_those_of_the_pages(page):
     text = (notebooks.FOLDER / f"{page.stem}.ipynb").read_text(encoding="utf-8")
-    assert text == notebooks.notebook(page), "run `python tools/notebooks.py`"
+    assert text == notebooks.notebook(page), "run `python -m tools.notebooks`"
     for target in re.findall(r"\]\((?![a-z]+:|#)([^)#\s]+)", "".join(
         line for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown" for line in cell["source"]
     )):  # fmt: skip
@@ -99,6 +130,40 @@ def test_the_navigation_lists_every_page_once():
     assert sorted(listed) == sorted([*pages, "CONTRIBUTING.md", "CHANGELOG.md"])
 
 
+def test_the_site_builds_without_a_warning(tmp_path):
+    """A link to nowhere, a docstring that cannot be read or a fetch from another place is found here."""
+    for needed in ("mkdocs", "material", "mkdocstrings_handlers.python"):
+        pytest.importorskip(needed, reason="mkdocs is not installed: pip install '.[docs]'", exc_type=ImportError)
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")], cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, text=True, capture_output=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    for listed in ("index.html", "reference/looking.html", "tutorials/table.html", "CHANGELOG.html"):
+        assert (tmp_path / "site" / listed).is_file(), listed
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("p(Y_o | X_o)", "p(Y<sub>o</sub> | X<sub>o</sub>)"),
+        ("E_{q(X_u)} KL", "E<sub>q(X<sub>u</sub>)</sub> KL"),
+        ("p_λ(x), ℓ_r'², π_cj", "p<sub>λ</sub>(x), ℓ<sub>r</sub>'², π<sub>cj</sub>"),
+        ("a_iᵀHa_i + K̃_ii", "a<sub>i</sub>ᵀHa<sub>i</sub> + K̃<sub>ii</sub>"),
+        ("tr H a_pΣ̂_p⁻¹a_pᵀ", "tr H a<sub>p</sub>Σ̂<sub>p</sub>⁻¹a<sub>p</sub>ᵀ"),
+        ("K_p^(R) + σ_z²I", "K<sub>p</sub><sup>(R)</sup> + σ<sub>z</sub>²I"),
+        ("what_if, alk_phos, max_epochs, kl_x, tab:MSE_label", None),
+        ("<code>x_u</code>, <pre><code>x_u</code> x_u</pre>, <a href='x_u.html' title=\"x_u\">", None),
+        ("<code>x_u</code> x_u", "<code>x_u</code> x<sub>u</sub>"),
+    ],
+)
+def test_formulas_are_set_on_the_site(text, expected):
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install '.[docs]'")
+    from tools.site import formulas
+
+    assert formulas(text) == (text if expected is None else expected)
+
+
 def test_the_first_example_in_python_and_in_the_shell(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "README.md").read_text(encoding="utf-8").split("## First example")[1].split("\n## ")[0]
@@ -107,9 +172,9 @@ def test_the_first_example_in_python_and_in_the_shell(tmp_path, monkeypatch, cap
     assert len(shell.strip().split("\n")) <= 15
     exec(compile(python, "README", "exec"), {})
     for line in shell.strip().split("\n"):
-        command, *words = shlex.split(line)
+        command, *words = shlex.split(line, comments=True)
         assert command == "lacova"
-        shorter = ["--epochs", "20"] if words[0] == "fit" else []
+        shorter = {"fit": ["--epochs", "20"], "report": ["--draws", "10"]}.get(words[0], [])
         assert main(words + shorter) == 0, capsys.readouterr().err
     done = pd.read_csv(tmp_path / "completed.csv")
     assert done.notna().all().all()
@@ -117,13 +182,18 @@ def test_the_first_example_in_python_and_in_the_shell(tmp_path, monkeypatch, cap
     assert len(pd.read_csv(tmp_path / "predicted.csv")) == 200
 
 
-# A fit of two epochs in the place of a long one, and a quiet pip: the environment is there already.
-SHELL = """
-set -eu
-lacova() { if [ "$1" = fit ]; then command lacova "$@" --epochs 2; else command lacova "$@"; fi; }
-torchrun() { command torchrun "$@" --epochs 2; }
-pip() { :; }
-srun() { shift; "$@"; }
+# A fit of two epochs in the place of a long one, and a report of few draws.
+SHELL = f"""
+{outputs.SHELL}
+lacova() {{
+  case "$1" in
+    fit) command lacova "$@" --epochs 2 ;;
+    report) command lacova "$@" --draws 10 ;;
+    *) command lacova "$@" ;;
+  esac
+}}
+torchrun() {{ command torchrun "$@" --epochs 2; }}
+srun() {{ shift; "$@"; }}
 """
 # What a recipe for several machines says of them, and what this machine has.
 ONE_MACHINE = {"--nnodes 2": "--nnodes 1", "--nproc-per-node 4": "--nproc-per-node 2", "--devices 4": "--devices 2",
@@ -135,13 +205,7 @@ def shell_of(page: str) -> list[str]:
 
 
 def in_bash(blocks: list[str], folder: Path) -> str:
-    tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-c", "\n".join([SHELL, *blocks])], cwd=folder, env=os.environ | {"PATH": tools}, text=True,
-        capture_output=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    return outputs.in_bash("\n".join(blocks), folder, SHELL, errors=False)
 
 
 def visits(folder: Path) -> None:
@@ -187,7 +251,7 @@ def test_the_session_with_raw_domains(tmp_path):
 
 # What makes the commands of the tutorial quick.
 TINY = {"fit": ["--epochs", "1"], "effects": ["--draws", "2"], "whatif": ["--draws", "4"], "filter": ["--draws", "4"],
-        "score": ["--draws", "4"]}  # fmt: skip
+        "score": ["--draws", "4"], "report": ["--draws", "10"]}  # fmt: skip
 
 
 @pytest.mark.skipif("LACOVA_DATA" not in os.environ, reason="LACOVA_DATA is not set")
@@ -206,7 +270,7 @@ def test_the_clinical_tutorial(tmp_path, monkeypatch, capsys):
                 continue
             assert main([*words, *TINY.get(words[0], [])]) == 0, capsys.readouterr().err
             used.add(words[0])
-    assert used == {"study", "fit", "score", "filter", "impute", "predict", "effects", "whatif"}
+    assert used == {"study", "fit", "score", "filter", "impute", "predict", "effects", "whatif", "report"}
     assert "patients have no visit in weeks 22 to 28" in capsys.readouterr().out
     forecast, asked = pd.read_csv("forecast.csv"), pd.read_csv("future.csv")
     assert forecast["patient"].tolist() == asked["patient"].tolist()

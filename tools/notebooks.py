@@ -1,4 +1,4 @@
-"""Notebooks of the tutorials: `python tools/notebooks.py` writes docs/notebooks/*.ipynb from the pages.
+"""Notebooks of the tutorials: `python -m tools.notebooks` writes docs/notebooks/*.ipynb from the pages.
 
 Text becomes text cells, blocks of Python code cells, and blocks of shell cells that bash runs. Printed output (`text`)
 is left out: running the notebook prints it.
@@ -11,11 +11,10 @@ import posixpath
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs"
+from tools.outputs import BLOCK, DOCS
+
 FOLDER = DOCS / "notebooks"
 PAGES = (*sorted((DOCS / "tutorials").glob("*.md")), DOCS / "multiple-imputation.md")
-BLOCK = re.compile(r"^```(python|sh|text)\n(.*?)^```\n", flags=re.S | re.M)
 LINK = re.compile(r"\]\((?![a-z]+:|#)([^)#]+)")
 
 

@@ -1,4 +1,4 @@
-"""What mkdocs does beside its own work: pages outside docs/, links from docstrings to pages, nothing fetched."""
+"""What mkdocs does beside its own work: pages outside docs/, links from docstrings, formulas, nothing fetched."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = ("CONTRIBUTING.md", "CHANGELOG.md")
+# A symbol is one letter, perhaps with a hat; what hangs on it is {anything}, or one or two letters or digits.
+SUBSCRIPT = re.compile(
+    r"((?:(?<![a-z_])[A-Za-z]|[Α-Ωα-ωℓ])[\u0300-\u036f]*)_(?:\{(.+?)\}|([A-Za-z0-9]{1,2}|[α-ω])(?![A-Za-z0-9_]))"
+)
+SUPERSCRIPT = re.compile(r"(?<=[\w>])\^(\([A-Za-z]\))")
+TAG = re.compile(r"(<[^>]*>)")
+AS_IT_IS = ("code", "pre", "script", "style", "svg")
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -21,7 +28,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
-    """Docstrings name pages as docs/NAME.md: make links of them, and fail where there is no such page."""
+    """Set formulas; docstrings name pages as docs/NAME.md: make links of them, and fail where there is no such page."""
+    html = formulas(html)
     if not page.file.src_uri.startswith("reference/"):
         return html
 
@@ -32,6 +40,29 @@ def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
         return f'<a href="{target.url_relative_to(page.file)}">{found[1]}</a>'
 
     return re.sub(r"(?<![\w/.])docs/([\w/-]+)\.md", link, html)
+
+
+def formulas(html: str) -> str:
+    """Pages write x_u, E_{q(x)} and K^(A), which can be read anywhere; here they are set low and high.
+
+    Code is left alone, and so is all within tags.
+    """
+    inside: list[str] = []
+    pieces = TAG.split(html)
+    for k, piece in enumerate(pieces):
+        if k % 2 == 0:
+            pieces[k] = piece if inside else _set(piece)
+        elif found := re.match(r"<(/?)(\w+)", piece):
+            if found[1] and inside and inside[-1] == found[2]:
+                inside.pop()
+            elif not found[1] and found[2] in AS_IT_IS and not piece.endswith("/>"):
+                inside.append(found[2])
+    return "".join(pieces)
+
+
+def _set(text: str) -> str:
+    low = SUBSCRIPT.sub(lambda found: f"{found[1]}<sub>{_set(found[2] or found[3])}</sub>", text)
+    return SUPERSCRIPT.sub(r"<sup>\1</sup>", low)
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:

@@ -148,8 +148,16 @@ class Answering:
     def prior_covariates(self, data: Frame, *, draws: int = MEAN_DRAWS, seed: int = 0) -> Frame:
         """Draws of missing covariates from p(x_u | x_o), before any measurement is looked at.
 
-        Returns `draws` tables of the covariates one below the other, numbered in a column `draw`, as those of
-        `impute(draws=...)`: set beside each other, they show what the measurements say of the gaps.
+        Beside the draws of `impute(draws=...)` they show what the measurements say of the gaps.
+
+        Args:
+            data: rows with measurements, which are not looked at, and covariates.
+            draws: how many.
+            seed: of the draws.
+
+        Returns:
+            `draws` tables of the covariates one below the other, numbered in a column `draw`, as those of `impute`;
+            of the same library as `data`.
         """
         codec, vae = self._fitted()
         if self._fill is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from time import perf_counter
 
-import numpy as np
 import pandas as pd
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -119,28 +118,23 @@ def _picture(model: GPPriorVAE, complete: pd.DataFrame, masked: pd.DataFrame, pa
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    from lacova import plot
+
     gaps = masked[list(model.schema.covariates)].isna().any(axis=1)
     some = masked.index[gaps][:SHOWN]
-    pixels = list(PIXELS)
-    lines = {
-        "true": complete.loc[some, pixels],
-        "masked": masked.loc[some, pixels],
-        "imputed": model.impute(masked.loc[some])[pixels],
-        "predicted\nfrom X alone": model.predict(masked.loc[some])[pixels],
+    rows = {
+        "true": complete.loc[some],
+        "masked": masked.loc[some],
+        "imputed": model.impute(masked.loc[some]),
+        "predicted\nfrom X alone": model.predict(masked.loc[some]),
     }
-    figure = Figure(figsize=(1.25 * SHOWN, 6.0), layout="constrained")
+    figure = Figure(figsize=(1.25 * len(some), 5.6), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(len(lines), SHOWN)
-    for row, (label, images) in enumerate(lines.items()):
-        for column, image in enumerate(images.to_numpy().reshape(-1, SIDE, SIDE)):
-            shown = np.ma.masked_invalid(image)
-            ax = axes[row, column]
-            ax.set_facecolor("tab:orange")
-            ax.imshow(shown, cmap="gray", vmin=0.0, vmax=1.0)
-            ax.set(xticks=[], yticks=[])
-        axes[row, 0].set_ylabel(label)
-    for column, index in enumerate(some):
-        missing = [c for c in model.schema.covariates if pd.isna(masked.loc[index, c])]
-        axes[0, column].set_title("\n".join(["lacks", *missing]), fontsize=8)
+    ax = plot.images(
+        {name: table[list(PIXELS)] for name, table in rows.items()}, (SIDE, SIDE), most=SHOWN, ax=figure.subplots()
+    )
+    lacks = [[c for c in model.schema.covariates if pd.isna(masked.loc[index, c])] for index in some]
+    ax.set_xticks([(k + 0.5) * (SIDE + 1) for k in range(len(some))], ["\n".join(["lacks", *names]) for names in lacks])
+    ax.tick_params(axis="x", length=0, labelsize=8, labeltop=True, labelbottom=False)
     figure.suptitle("Unseen digits: orange pixels and the named covariates are missing", fontsize=10)
     figure.savefig(path, dpi=110)

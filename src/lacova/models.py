@@ -92,6 +92,19 @@ class Model(Answering, ABC):
         covariate_prior: domain knowledge that replaces the observed moments or frequencies of some covariates:
             `{"height": (170, 10), "sex": {"f": 0.5, "m": 0.5}}`; for "factorised" and "paper".
         noise_floor: least noise variance of a (scaled) measurement.
+
+    Attributes:
+        training: a pandas DataFrame with a line per epoch, None before `fit`; see below.
+        interrupted: whether Ctrl-C ended training.
+
+    Columns of `training`, in nats per row, means over the steps of the epoch:
+
+    - `epoch`, from 1;
+    - `reconstruction`, `kl_latent`, `kl_inducing`, `kl_covariates` and `elbo`, the terms of the bound on training rows;
+      docs/explain/model.md says what each is;
+    - `recall`: log probability of observed covariates that were hidden from q; only where `fit` has `recall` above 0;
+    - `validation`: the bound on the validation rows, and `validation_recall`, their recall; only with such rows. The
+      epoch in which their sum, recall with its weight, was highest gives the weights.
     """
 
     def __init__(
@@ -366,7 +379,13 @@ class Model(Answering, ABC):
         return "\n".join(f"{name:<{width}}  {value}" for name, value in facts.items())
 
     def facts(self) -> dict[str, str]:
-        """The lines of `describe`, by name."""
+        """The lines of `describe`, by name.
+
+        All models have "model", "networks", "measurements", "latent dimensions" and "trained"; those with covariates
+        "covariates" and "gaps in covariates"; "instance", "time" and "static" are there where the schema has them.
+        A fitted model has "parameters", their number, and "device". Models add facts of their own, such as "prior of
+        z".
+        """
         lines = {"model": type(self).__name__, **self._described(), "networks": str(self.networks)}
         kinds = self.schema.kinds
         shown = [f"{name} ({kinds[name]})" if name in kinds else name for name in self.schema.measurements]

@@ -1,0 +1,192 @@
+"""Printed output on pages: `python -m tools.outputs PAGE ...` runs the blocks of pages and writes what they print now.
+
+Without a page, all of PAGES are run, one after another on one core; those on real tables need the folder LACOVA_DATA.
+A page is run in an empty folder, from its first block to its last. A `text` block right below a block of Python or
+shell is replaced by what that block printed; one whose lines begin with `$ ` is run line by line. A picture that the
+page draws and shows is copied to docs/images.
+
+What a page shortens stays shortened, where its `…` stands:
+
+- a line of `…` alone leaves out lines: those shown are found again by their first word, in order;
+- after decimals, `3.14…` cuts all numbers of the line to as many decimals;
+- elsewhere in a line it leaves out words: as many stay before and after it as the page has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from shutil import copy
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+BLOCK = re.compile(r"^```(python|sh|text)\n(.*?)^```\n", flags=re.S | re.M)
+PAGES = tuple(
+    f"{name}.md"
+    for name in (
+        "index", "tutorials/table", "tutorials/series", "tutorials/images", "tutorials/from-r", "multiple-imputation",
+        "pbc", "tutorials/clinical",
+    )
+)  # fmt: skip
+DATA = {"pbc.md": "pbcseq.csv", "clinical.md": "cdiscpilot01"}  # in LACOVA_DATA
+PICTURES = {"index.md": {"start.png": "start.png"}, "images.md": {"digits.png": "tutorial-digits.png"}}
+SHELL = "set -eu\npip() { :; }\n"  # pip does nothing: lacova is installed already
+CUT = "…"
+
+
+class Block(NamedTuple):
+    """A fenced block of a page; `start` and `end` are those of the text between its fences."""
+
+    kind: str
+    text: str
+    start: int
+    end: int
+    below: bool  # whether it stands right below the block before it
+
+
+def blocks(page: str) -> list[Block]:
+    """The blocks of Python, shell and printed text of a page."""
+    found: list[Block] = []
+    for block in BLOCK.finditer(page):
+        below = bool(found) and not page[found[-1].end : block.start()].removeprefix("```").strip()
+        found.append(Block(block[1], block[2], block.start(2), block.end(2), below))
+    return found
+
+
+def in_bash(code: str, folder: Path, prelude: str = SHELL, fails: bool = False, errors: bool = True) -> str:
+    """What commands print, in bash, with the programs of this environment first on the path."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", f"{prelude}\n{code}"], cwd=folder, env=os.environ | {"PATH": path}, text=True, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT if errors else subprocess.PIPE,
+    )  # fmt: skip
+    if done.returncode and not fails:
+        raise RuntimeError(f"{code}\nended with {done.returncode}:\n{(done.stderr or done.stdout)[-3000:]}")
+    return done.stdout
+
+
+def in_python(code: str, known: dict[str, Any], name: str) -> str:
+    """What a block prints; the names that it sets are kept in `known`."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(code, name, "exec"), known)
+    return printed.getvalue()
+
+
+def play(
+    page: Path,
+    folder: Path,
+    prelude: str = SHELL,
+    change: Callable[[str], str] = lambda code: code,
+    skip: Callable[[str], bool] = lambda code: False,
+) -> Iterator[tuple[Block, str]]:
+    """Run the blocks of a page one after another in a folder, the Python in one namespace: each with what it printed.
+
+    Args:
+        page: the page.
+        folder: where to run it; made the current folder meanwhile.
+        prelude: what bash reads before each block.
+        change: what to make of a block of Python before it is run.
+        skip: which blocks of shell not to run.
+    """
+    known: dict[str, Any] = {"__name__": "__main__"}
+    with contextlib.chdir(folder):
+        for block in blocks(page.read_text(encoding="utf-8")):
+            if block.kind == "python":
+                yield block, in_python(change(block.text), known, page.name)
+            elif block.kind == "sh":
+                yield block, "" if skip(block.text) else in_bash(block.text, folder, prelude)
+            elif block.text.startswith("$ "):
+                commands = [line for line in block.text.splitlines() if line.startswith("$ ")]
+                yield block, "".join(f"{line}\n{in_bash(line[2:], folder, fails=True)}" for line in commands)
+
+
+def shortened(printed: str, shown: str) -> str:
+    """What was printed now, cut where the page cut what was printed then."""
+    then, now = shown.splitlines(), [line.rstrip() for line in printed.rstrip("\n").splitlines()]
+    if not any(CUT in line for line in then):
+        return "\n".join(now) + "\n"
+    gaps = any(line.strip() == CUT for line in then)
+    kept, at = [], 0
+    for k, line in enumerate(then):
+        if line.strip() == CUT:
+            continue
+        found = at
+        if gaps:
+            found = next((j for j in range(at, len(now)) if _first(now[j]) == _first(line)), -1)
+        if not 0 <= found < len(now):
+            raise ValueError(f"no line like {line!r} is printed any more after line {at}:\n{printed}")
+        if (gaps and found > at) or (k and then[k - 1].strip() == CUT):
+            kept.append(CUT)
+        kept.append(_cut_line(now[found], line) if CUT in line else now[found])
+        at = found + 1
+    if at < len(now):
+        kept.append(CUT)
+    return "\n".join(kept) + "\n"
+
+
+def _first(line: str) -> str:
+    return (re.split(r"[\s,:]+", line.strip() or " ") or [""])[0]
+
+
+def _cut_line(now: str, then: str) -> str:
+    if decimals := re.search(rf"\.(\d+){CUT}", then):
+        return re.sub(rf"(\.\d{{{len(decimals[1])}}})\d+", rf"\1{CUT}", now)
+    before, after = (side.split() for side in then.split(CUT, 1))
+    if len(now.split()) <= len(before) + len(after):
+        return now
+    start = re.match(rf"\s*(?:\S+\s+){{{len(before)}}}", now)
+    end = re.search(rf"(?:\s+\S+){{{len(after)}}}$", now)
+    assert start is not None
+    assert end is not None
+    return start[0].rstrip() + (" " if before else "") + CUT + end[0]
+
+
+def renewed(page: Path, folder: Path) -> str:
+    """The page with what its blocks print now."""
+    text = page.read_text(encoding="utf-8")
+    printed = {block.start: output for block, output in play(page, folder)}
+    before: Block | None = None
+    changes = []
+    for block in blocks(text):
+        if block.kind == "text":
+            source = block if block.start in printed else before if block.below else None
+            if source is not None and source.start in printed:
+                changes.append((block, shortened(printed[source.start], block.text)))
+        before = block
+    for block, output in reversed(changes):
+        text = text[: block.start] + output + text[block.end :]
+    return text
+
+
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("pages", nargs="*", metavar="PAGE", help=f"under docs/; by default {', '.join(PAGES)}")
+    os.environ.setdefault("MPLBACKEND", "agg")
+    for name in parser.parse_args(words).pages or PAGES:
+        page = DOCS / name
+        with tempfile.TemporaryDirectory() as made:
+            folder = Path(made).resolve()
+            if page.name in DATA:
+                if "LACOVA_DATA" not in os.environ:
+                    print(f"{name} is left as it is: LACOVA_DATA, the folder with {DATA[page.name]}, is not set.")
+                    continue
+                (folder / DATA[page.name]).symlink_to(Path(os.environ["LACOVA_DATA"]) / DATA[page.name])
+            text = renewed(page, folder)
+            changed = text != page.read_text(encoding="utf-8")
+            page.write_text(text, encoding="utf-8")
+            for drawn, kept in PICTURES.get(page.name, {}).items():
+                copy(folder / drawn, DOCS / "images" / kept)
+        print(f"{name}: {'written anew' if changed else 'as it was'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -262,6 +262,30 @@ def test_the_same_test_of_two_specimens_is_two_tests(tmp_path):
     assert prepared(tmp_path, tables).schema.measurements == ("ALT SERUM", "ALT URINE", "AST", "SYSBP")
 
 
+def test_results_without_a_test_code_are_left_out(plain, tmp_path):
+    tables = domains()
+    nameless = tables["LB"].iloc[[0, 3]].assign(LBTESTCD=[None, " "])  # a number and a text
+    tables["LB"] = pd.concat([tables["LB"], nameless], ignore_index=True)
+    found = prepared(tmp_path, tables)
+    pd.testing.assert_frame_equal(found.table, plain.table)
+    assert said(found, "2 results without a test code (LBTESTCD, VSTESTCD) are left out.")
+
+
+def test_a_code_of_both_domains_is_two_tests(plain, tmp_path):
+    tables = domains()
+    tables["VS"]["VSTESTCD"] = "ALT"
+    found = prepared(tmp_path, tables)
+    assert found.schema.measurements == ("ALT", "ALT VS", "AST", "PH")
+    assert found.table["ALT"].equals(plain.table["ALT"])
+    assert found.table["ALT VS"].tolist() == plain.table["SYSBP"].tolist()
+    assert said(found, "tests of one code in both domains are kept apart, that of VS as CODE VS: ALT.")
+    assert said(found, "readings STANDING, SUPINE of a visit are averaged: ALT VS, at 20 visits.")
+    tables["LB"].loc[tables["LB"]["LBTESTCD"] == "ALT", ["LBSTRESN", "LBSTRESC"]] = [np.nan, "HIGH"]
+    text = prepared(tmp_path, tables)  # a text throughout in one domain is no test
+    assert text.schema.measurements == ("ALT", "AST", "PH")
+    assert said(text, "ALT, COLOR is text throughout (40 results), and left out.")
+
+
 def test_units_are_checked(plain, tmp_path):
     assert said(plain, "3 tests have one unit throughout, 1 have none.")
     tables = domains()

@@ -165,6 +165,24 @@ def test_filter_follows_the_visits(home, tmp_path, capsys):
     assert summary["ast"] == pytest.approx({"n": len(seen), "rmse": rmse, "inside": seen["inside"].mean()})
 
 
+def test_filter_takes_tables_with_categories(tmp_path, capsys):
+    table = visits(40).dropna(subset="day")
+    table["grade"] = np.where(table["alt"] > 32, "high", "low")
+    write_table(table, tmp_path / "t.csv")
+    roles = lacova.Schema({"alt": "gaussian", "grade": "bernoulli"}, {}, instance="id", time="day")
+    roles.to_toml(tmp_path / "s.toml")
+    run = tmp_path / "run"
+    assert shell("fit", tmp_path / "t.csv", "--schema", tmp_path / "s.toml", "--out", run, *QUICK, "--quiet") == 0
+    words = ("filter", run, tmp_path / "t.csv", "--draws", 4)
+    assert shell(*words) == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert [line.split()[0] for line in lines[1:4]] == ["alt", "grade_p_high", "grade_p_low"]
+    assert lines[2].split()[1::2] == [str(len(table)), "NaN"]
+    assert lines[-2].startswith("NAME_p_LEVEL: of a category")
+    assert shell(*words, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["grade_p_low"]["inside"] is None
+
+
 def test_probabilities_of_levels_of_measurements(tmp_path, capsys):
     table = visits(40)
     table["grade"] = np.where(table["alt"] > 32, "high", "low")

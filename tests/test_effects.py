@@ -322,11 +322,31 @@ def test_batches_of_few_rows_change_nothing_but_noise(model, monkeypatch):
     assert np.corrcoef(whole.rows["mean"], parts.rows["mean"])[0, 1] > 0.98
 
 
-def test_filtering_compares_numbers():
-    table = pd.DataFrame(
-        {"id": np.repeat(range(8), 3), "day": np.tile([0.0, 1.0, 2.0], 8), "ill": ["yes", "no", "no"] * 8}
-    )
-    schema = lacova.Schema({"ill": "bernoulli"}, {"day": "continuous"}, instance="id", time="day")
+def test_filtering_gives_the_probabilities_of_categories_beside_numbers():
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"id": np.repeat(range(8), 3), "day": np.tile([0.0, 1.0, 2.0], 8)})
+    table["ill"] = ["yes", "no", None] * 8
+    table["alt"] = rng.normal(size=24)
+    table["grade"] = rng.choice(["a", "b", "c"], 24)
+    schema = lacova.Schema(
+        {"ill": "bernoulli", "alt": "gaussian", "grade": "categorical"}, {"day": "continuous"}, instance="id",
+        time="day",
+    )  # fmt: skip
     model = lacova.GPPriorVAE(schema, latent_dim=1, inducing=3).fit(table, max_epochs=1)
-    with pytest.raises(lacova.DataError, match="filter compares numbers, but 'ill' is a category"):
-        model.filter(table)
+    found = model.filter(table, draws=10, alone=True)
+    names = ["ill_p_no", "ill_p_yes", "alt", "grade_p_a", "grade_p_b", "grade_p_c"]
+    assert found["measurement"].tolist() == names * 24
+    wide = {name: found[found["measurement"] == name].set_index("row") for name in names}
+    last = table[table["day"] == 2.0]
+    want = model.predict(last, table[table["day"] < 2.0], draws=10, probabilities=True, interval=0.9, alone=True)
+    for name in names:
+        np.testing.assert_array_equal(wide[name].loc[last.index, "mean"], want[name])
+    np.testing.assert_array_equal(wide["alt"].loc[last.index, "upper"], want["alt_upper"])
+    assert wide["alt"]["inside"].equals(
+        wide["alt"]["observed"].between(wide["alt"]["lower"], wide["alt"]["upper"]).astype("boolean")
+    )
+    assert wide["ill_p_yes"]["observed"].tolist()[:2] == [1.0, 0.0]
+    assert wide["ill_p_no"]["observed"].isna().equals(table["ill"].isna())
+    levels = found[found["measurement"] != "alt"]
+    assert levels[["lower", "upper", "inside"]].isna().all().all()
+    np.testing.assert_allclose(levels[levels["measurement"].str.startswith("grade")].groupby("row")["mean"].sum(), 1.0)

@@ -367,7 +367,9 @@ KINDS = {
     "normal": (DRAW.normal(3, 1, MANY), "gaussian", None),
     "truth": (DRAW.random(MANY) < 0.3, "bernoulli", "true or false"),
     "two levels": (np.where(DRAW.random(MANY) < 0.3, "no", "yes"), "bernoulli", "two levels"),
-    "rare": ((np.arange(MANY) < 4).astype(float), "gaussian", "only 0 and 1, one of them in 4 row(s), too few for a level"),
+    "rare 1": (
+        (np.arange(MANY) < 4).astype(float), "gaussian", "only 0 and 1, one of them in 4 row(s), too few for a level"
+    ),
     "0 and 1": (holed(DRAW.integers(0, 2, MANY)), "bernoulli", "only 0 and 1"),
     "1 and 2": (DRAW.integers(1, 3, MANY), "gaussian", None),
     "text": (LETTERS[DRAW.integers(0, 4, MANY)], "categorical", "4 levels"),

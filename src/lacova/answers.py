@@ -23,7 +23,6 @@ from lacova.filtering import followed, visit_numbers
 from lacova.frames import completed, completed_draws, predicted, predicted_draws, summarise
 from lacova.impute import guessed, imputation_draws, weighted_draws
 from lacova.labels import Fingerprints
-from lacova.measurements import LEVELS as CODED
 from lacova.moments import Moments
 from lacova.objective import elbo, log_likelihood
 from lacova.options import FitOptions
@@ -277,13 +276,11 @@ class Answering:
 
         Returns:
             one line per row and measurement: what was `observed`, the `mean`, `lower` and `upper` of its prediction,
-            and whether it lay `inside`.
+            and whether it lay `inside`. A category has a line for each level, `<measurement>_p_<level>`: 1 if it was
+            observed and else 0, and as `mean` its probability; without an interval.
         """
         codec, _ = self._fitted()
         level = sure_level(interval)
-        if coded := codec.measurements.columns(*CODED):
-            name = self.schema.measurements[coded[0]]
-            raise DataError(f"filter compares numbers, but {name!r} is a category; fit without it, or use predict.")
         frame, origin = to_pandas(whole(data, "filter"), self.schema.columns)
         codec.require(frame)
         number = visit_numbers(frame, self.schema)
@@ -292,8 +289,8 @@ class Answering:
             now, before = frame[number == k], frame[number < k]
             parts = self._predict_draws(now, before if k else None, whole_number(draws), seed, alone)
             places: pd.Index[Any] = pd.Index(np.flatnonzero(number == k))
-            found.append(predicted(places, codec, summarise(parts, len(now), codec, level)))
-        return origin.table(followed(frame, self.schema, pd.concat(found).sort_index()))
+            found.append(predicted(places, codec, summarise(parts, len(now), codec, level), probabilities=True))
+        return origin.table(followed(frame, codec, pd.concat(found).sort_index()))
 
     def _write(
         self, data: Any, out: str | os.PathLike[str] | None, seed: int, alone: bool, answer: Callable[..., pa.Table],

@@ -109,6 +109,8 @@ def followed(
         return
     typer.echo(summary.rename_axis(None).to_string(float_format=short))
     typer.echo(f"\nn: visits at which it was observed; inside: share of these within the {interval:.0%} interval.")
+    if summary["inside"].isna().any():
+        typer.echo("NAME_p_LEVEL: of a category, the probability of a level beside 1 or 0, without an interval.")
 
 
 def _foreseen(found: pd.DataFrame) -> pd.DataFrame:

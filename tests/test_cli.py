@@ -140,6 +140,14 @@ def test_effects_and_what_if(home, tmp_path, capsys):
     rows = read_table(tmp_path / "w.csv").set_index(["id", "measurement"])
     assert rows.loc[("new", "ast"), "difference"] == 0.0
     assert rows["difference"].to_numpy() == pytest.approx(want.rows["difference"].to_numpy(), rel=1e-9)
+    assert shell(*words, "--set", "sex=f", "--draws-out", tmp_path / "d.parquet") == 0
+    drawn = read_table(tmp_path / "d.parquet")
+    assert len(drawn) == 5 * 2 * 2
+    assert f"20 rows written to {tmp_path / 'd.parquet'}" in capsys.readouterr().err
+    want = model.what_if(new, {"sex": "f"}, visits(), draws=5, keep_draws=True).draws
+    assert drawn["what_if_drawn"].to_numpy() == pytest.approx(want["what_if_drawn"].to_numpy(), rel=1e-9)
+    assert shell(*words, "--set", "sex=f", "--draws-out", tmp_path / "d.csv", "--out", tmp_path / "d.csv") == 1
+    assert "name a file for each" in capsys.readouterr().err
     assert shell(*words, "--set", "sex=f") == 0
     assert "what setting sex=f changes of them" in capsys.readouterr().out
 

@@ -8,6 +8,7 @@ import torch
 
 import lacova
 from lacova.batches import Batches
+from lacova.longform import summary
 from lacova.predict import paired_draws
 
 SCHEMA = lacova.Schema(
@@ -168,6 +169,39 @@ def test_the_known_effect_comes_out_on_average(model, cut):
     assert response["difference_lower"].lt(response["difference_upper"]).all()
     plain = model.predict(x[x["arm"] == "a"], history, draws=400, seed=2)
     np.testing.assert_allclose(response["as_is"], plain["response"], atol=0.15)
+
+
+def test_kept_draws_are_what_the_summaries_are_made_of(model, cut, monkeypatch):
+    x, history = cut
+    assert model.what_if(x, {"arm": "b"}, history, draws=10, seed=2).draws is None
+    monkeypatch.setattr("lacova.predict.CHUNK", 3 * 40 * 20)  # some patients at a time
+    found = model.what_if(x, {"arm": "b"}, history, draws=40, seed=2, interval=0.5, keep_draws=True)
+    drawn = found.draws
+    assert list(drawn) == [
+        "draw", "row", "id", "measurement", "as_is", "what_if", "difference", "as_is_drawn", "what_if_drawn",
+    ]  # fmt: skip
+    assert drawn["draw"].tolist() == np.repeat(range(40), 3 * len(x)).tolist()
+    assert drawn["row"].tolist() == np.tile(np.repeat(x.index, 3), 40).tolist()
+    np.testing.assert_allclose(drawn["what_if"] - drawn["as_is"], drawn["difference"], atol=1e-9)
+    by_row = drawn.groupby(["row", "measurement"], sort=False)
+    for column, source in (("as_is", "as_is"), ("what_if", "what_if"), ("difference", "difference")):
+        np.testing.assert_allclose(by_row[source].mean(), found.rows[column], rtol=1e-6, atol=1e-9)
+    for column in ("as_is", "what_if"):  # noise is in the values, and in the intervals of a prediction
+        within = drawn[f"{column}_drawn"].between(*(
+            np.tile(found.rows[f"{column}_{end}"], 40) for end in ("lower", "upper")
+        ))  # fmt: skip
+        assert within.mean() == pytest.approx(0.5, abs=0.05)
+    assert (
+        drawn.groupby("measurement")["as_is_drawn"].std()["level"]
+        > drawn.groupby("measurement")["as_is"].std()["level"]
+    )
+    # What all rows share stays together within a draw, so that averages have the right spread.
+    average = drawn.groupby(["draw", "measurement"], sort=False)["difference"].mean().unstack()
+    ends = summary(torch.tensor(average[list(SCHEMA.measurements)].to_numpy()), 0.5)
+    for end, column in (("mean", "difference"), ("lower", "difference_lower"), ("upper", "difference_upper")):
+        np.testing.assert_allclose(ends[end], found.average[column], rtol=1e-6, atol=1e-9)
+    there = model.what_if(pl.from_pandas(x), {"arm": "b"}, pl.from_pandas(history), draws=3, keep_draws=True)
+    assert isinstance(there.draws, pl.DataFrame)
 
 
 def draws_of(model, x, history, setting, seed, draws=200):

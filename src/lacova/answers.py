@@ -225,7 +225,7 @@ class Answering:
 
     def what_if(
         self, data: Frame, changes: Mapping[str, Any], history: Any = None, *, draws: int = INTERVAL_DRAWS,
-        interval: float = 0.9, seed: int = 0,
+        interval: float = 0.9, seed: int = 0, keep_draws: bool = False,
     ) -> WhatIf[Frame]:  # fmt: skip
         """Predict Y with some covariates set to other values, beside the prediction as things are.
 
@@ -241,10 +241,12 @@ class Answering:
             draws: how many.
             interval: the central interval, such as 0.9.
             seed: of the draws.
+            keep_draws: give the paired draws too, for what the summaries do not say: how probable a difference of more
+                than so much is, or the average over a subgroup. They are `draws` times as many lines as `rows` has.
 
         Returns:
-            two tables of the same library as `data`: `rows`, with a line per row and measurement, and `average`, with a
-            line per measurement, over all rows.
+            tables of the same library as `data`: `rows`, with a line per row and measurement, `average`, with a line
+            per measurement, over all rows, and `draws`, if they are kept, with a line per draw, row and measurement.
         """
         codec, vae = self._fitted()
         level = sure_level(interval)
@@ -252,8 +254,9 @@ class Answering:
         table, marked = self._with_history(frame, history)
         setting = encode_setting(codec, frame, changes)
         pairs = paired_draws(vae, table, marked, setting, whole_number(draws), self._noise(seed), self._trained)
-        found = compare(codec, Moments(codec, vae.likelihood), frame, pairs, level)
-        return WhatIf(origin.table(found.rows), origin.table(found.average))
+        found = compare(codec, Moments(codec, vae.likelihood), frame, pairs, level, keep_draws)
+        kept = None if found.draws is None else origin.table(found.draws)
+        return WhatIf(origin.table(found.rows), origin.table(found.average), kept)
 
     def read_value(self, covariate: str, text: str) -> Any:
         """A value of a covariate as somebody typed it, for `what_if`: the level that reads like that, or a number."""

@@ -90,6 +90,53 @@ def test_gaps_are_filled_in_files_of_both_kinds(home, tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_imputed_values_are_shifted_and_regressions_pooled(home, tmp_path, capsys):
+    words = ("impute", home / "run", home / "data.csv", "--quiet", "--draws", 3, "--out", tmp_path / "d.csv")
+    assert shell(*words) == 0
+    drawn, data = read_table(tmp_path / "d.csv"), visits()
+    shift = ("shift", tmp_path / "d.csv", home / "data.csv")
+    assert shell(*shift, "--add", "alt=5", "--add", "ast=-1", "--out", tmp_path / "s.csv") == 0
+    assert "360 rows written" in capsys.readouterr().err
+    pd.testing.assert_frame_equal(
+        read_table(tmp_path / "s.csv"), lacova.shift_imputed(drawn, data, {"alt": 5.0, "ast": -1.0})
+    )
+    assert shell(*shift, "--by", "sex", "--add", "alt=m:0,f:-2.5", "--quiet", "--out", tmp_path / "s.csv") == 0
+    shifted = read_table(tmp_path / "s.csv")
+    pd.testing.assert_frame_equal(shifted, lacova.shift_imputed(drawn, data, {"alt": {"sex": {"m": 0.0, "f": -2.5}}}))
+    words = ("pool", tmp_path / "s.csv", "--formula", "alt ~ ast + sex")
+    assert shell(*words, "--out", tmp_path / "p.csv") == 0
+    text = capsys.readouterr()
+    want = lacova.pool_regression(shifted, "alt ~ ast + sex")
+    assert read_table(tmp_path / "p.csv")["coefficient"].tolist() == ["Intercept", "ast", "sex[T.m]"]
+    assert text.out.split("\n")[2].split()[:3] == ["ast", *(short(v) for v in want.loc["ast"].iloc[:2])]
+    assert "least squares on 3 completed tables of 120 rows; 95% intervals." in text.out
+    assert shell(*words[:3], "alt ~ ast", "--where", "sex=f", "--confidence", 0.5, "--json") == 0
+    want = lacova.pool_regression(shifted[shifted["sex"] == "f"], "alt ~ ast", confidence=0.5)
+    assert json.loads(capsys.readouterr().out)["ast"] == pytest.approx(want.loc["ast"].to_dict())
+    for wrong, message in (
+        ((*shift, "--add", "alt"), "--add is 'alt'; expected COLUMN=AMOUNT"),
+        ((*shift, "--add", "alt=f:1,m:2"), "'f:1,m:2' is no number; levels of a column need --by"),
+        ((*shift, "--add", "alt=1", "--add", "alt=2"), "gives alt twice"),
+        ((*shift, "--by", "sex", "--add", "alt=5"), "with --by sex expected COLUMN=LEVEL:AMOUNT"),
+        ((*shift, "--by", "sex", "--add", "alt=f:5"), "give each of its levels an amount, 0 for none"),
+        ((*shift, "--by", "arm", "--add", "alt=f:5"), "no column 'arm' in the completed table"),
+        ((*words, "--where", "sex"), "--where is 'sex'; expected COLUMN=VALUE"),
+        ((*words, "--where", "sez=f"), "no column 'sez' to choose rows by"),
+        ((*words, "--where", "sex=x"), "no row has sex=x in"),
+        ((*words[:1], home / "data.csv", *words[2:]), "no column 'draw' that numbers completed tables"),
+    ):
+        assert shell(*wrong) == 1
+        assert message in capsys.readouterr().err
+
+
+def test_levels_with_commas_and_numbers_have_amounts():
+    from lacova.cli.pooling import _by_level
+
+    table = pd.DataFrame({"dose": [0, 54], "arm": ["low, once", "b:c"]})
+    assert _by_level(table, "dose", "0:0,54:-2", "") == {0: 0.0, 54: -2.0}
+    assert _by_level(table, "arm", "low, once:1,b:c:-1e1", "") == {"low, once": 1.0, "b:c": -10.0}
+
+
 def test_what_has_no_file_goes_to_stdout(home, capsys, tmp_path):
     assert shell("impute", home / "run", home / "data.csv", "--out", tmp_path / "a.csv", "--quiet") == 0
     assert shell("impute", home / "run", home / "data.csv") == 0

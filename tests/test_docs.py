@@ -29,6 +29,7 @@ import lacova.family
 import lacova.masks
 import lacova.models
 import lacova.pooling
+import lacova.regression
 import lacova.schema
 import lacova.sensitivity
 import lacova.sklearn
@@ -255,6 +256,7 @@ def test_the_shell_of_the_page_on_scaling(block, tmp_path):
         lacova.comparison,
         lacova.unconditional,
         lacova.pooling,
+        lacova.regression,
         lacova.sensitivity,
         lacova.sklearn,
         lacova.datasets.digits,

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from lacova.columns import some
+from lacova.columns import reads_like, some
 from lacova.dataframes import Frame
 from lacova.errors import meant
 from lacova.longform import gather, long_form, summary
@@ -64,13 +64,12 @@ def encode_setting(codec: Codec, frame: pd.DataFrame, changes: Mapping[str, Any]
 
 def from_text(codec: Codec, name: str, text: str) -> Any:
     """A value as somebody typed it: the level that reads like that, or a number; else the text itself."""
+    if name in codec.levels:
+        return reads_like(codec.levels[name], text)
     try:
-        number: Any = float(text)
+        return float(text)
     except ValueError:
-        number = text
-    if name not in codec.levels:
-        return number
-    return next((level for level in codec.levels[name] if str(level) == text or level == number), text)
+        return text
 
 
 def compare(

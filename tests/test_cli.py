@@ -174,7 +174,10 @@ def test_effects_and_what_if(home, tmp_path, capsys):
     assert read_table(tmp_path / "e.csv")["mean"].to_numpy() == pytest.approx(want.rows["mean"].to_numpy(), rel=1e-9)
     assert text.out.split("\n")[1].split() == ["alt", *(f"{share:.3f}" for share in want.shares["alt"])]
     assert shell(*words, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["noise"]["alt"] == pytest.approx(want.shares["alt"].iloc[-1])
+    assert text.out.rstrip().split("\n")[-2].split() == ["alt", *(f"{share:.3f}" for share in want.known["alt"])]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["noise"]["alt"] == pytest.approx(want.shares["alt"].iloc[-1])
+    assert list(printed["known"]) == want.known["component"].tolist()
     new = pd.DataFrame({"id": ["p00", "new"], "day": [200.0, 10.0], "sex": ["m", "f"]})
     write_table(new, tmp_path / "x.csv")
     words = ("whatif", home / "run", tmp_path / "x.csv", "--history", home / "data.csv", "--draws", 5)

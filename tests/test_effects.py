@@ -79,6 +79,37 @@ def test_what_explains_what_comes_out(effects):
     assert list(shares["response"].nlargest(2).index) == ["cat(arm)", "gp(dose)"]
 
 
+def test_what_is_known_of_a_share(effects):
+    shares, known = (each.set_index("component") for each in (effects.shares, effects.known))
+    assert list(known.index) == list(shares.index)[:-2]  # not of visit and noise
+    assert (known <= shares.loc[known.index] + 0.01).all().all()
+    for component, measurement in (("gp(day)", "trend"), ("cat(arm)", "response"), ("patient level", "level")):
+        assert known.loc[component, measurement] > 0.85 * shares.loc[component, measurement]
+    nothing = known.loc[["gp(day)", "gp(dose)", "cat(arm)", "cat(id)"], "level"]
+    assert nothing.max() < 0.02
+    assert nothing.sum() < 0.5 * shares.loc[nothing.index, "level"].sum()  # most of which is what is not known
+
+
+def test_the_variance_of_the_posterior_mean_is_the_covariance_of_two_draws():
+    from lacova.effects import _Spread
+
+    draws, rows = 5, 30
+    effects = torch.randn(draws, rows, 2, 3, dtype=torch.float64) + torch.randn(rows, 2, 3, dtype=torch.float64)
+    spread = _Spread()
+    for part in effects.split(11, dim=1):
+        spread.add(part)
+    found, within = spread.known(), spread.variance()
+    for r in range(2):
+        for d in range(3):
+            each = np.cov(effects[:, :, r, d].numpy())
+            assert float(within[r, d]) == pytest.approx(np.trace(each) / draws, rel=1e-8)
+            pairs = (each.sum() - np.trace(each)) / (draws * (draws - 1))
+            assert float(found[r, d]) == pytest.approx(max(pairs, 0.0), rel=1e-8)
+    one = _Spread()
+    one.add(effects[:1])
+    assert one.known().isnan().all()
+
+
 def test_effects_have_the_shape_and_size_of_the_truth(effects):
     table = trial()
     day, dose = of(effects, "gp(day)", "trend"), of(effects, "gp(dose)", "response")
@@ -131,6 +162,7 @@ def test_results_are_in_the_callers_library_and_reproducible(model):
     again = model.effects(table, draws=4, seed=5)
     assert isinstance(found.rows, pl.DataFrame)
     assert isinstance(found.shares, pl.DataFrame)
+    assert isinstance(found.known, pl.DataFrame)
     np.testing.assert_array_equal(found.rows["mean"].to_numpy(), again.rows["mean"].to_numpy())
     assert list(again.rows) == ["row", "id", "component", "measurement", "mean", "sd", "lower", "upper"]
     assert len(again.rows) == len(table) * 5 * 3

@@ -48,12 +48,14 @@ def effects(
     found = model.effects(table, draws=draws, interval=interval, seed=seed)
     if out is not None:
         deliver(found.rows, out, quiet)
-    shares = found.shares.set_index("component")
+    shares, known = (each.set_index("component") for each in (found.shares, found.known))
     if as_json:
-        print_json({str(name): finite(row.to_dict()) for name, row in shares.iterrows()})
+        each, sure = ({str(name): finite(row.to_dict()) for name, row in t.iterrows()} for t in (shares, known))
+        print_json({**each, "known": sure})
         return
     typer.echo(shares.T.to_string(float_format=lambda share: f"{share:.3f}"))
-    typer.echo("\nshare of each measurement's variance.")
+    typer.echo("\nshare of each measurement's variance; of these, known (the share of the posterior mean):\n")
+    typer.echo(known.T.to_string(float_format=lambda share: f"{share:.3f}"))
 
 
 def whatif(

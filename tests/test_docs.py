@@ -207,7 +207,9 @@ def test_the_clinical_tutorial(tmp_path, monkeypatch, capsys):
                 continue
             assert main([*words, *TINY.get(words[0], [])]) == 0, capsys.readouterr().err
             used.add(words[0])
-    assert used == {"study", "fit", "score", "filter", "impute", "predict", "effects", "whatif"}
+    assert used == {
+        "study", "fit", "score", "filter", "impute", "shift", "pool", "predict", "effects", "whatif",
+    }  # fmt: skip
     assert "patients have no visit in weeks 22 to 28" in capsys.readouterr().out
     forecast, asked = pd.read_csv("forecast.csv"), pd.read_csv("future.csv")
     assert forecast["patient"].tolist() == asked["patient"].tolist()

@@ -92,7 +92,9 @@ ORDER = [
     "unconditional",
     "family",
     "storage",
+    "named",
     "pooling",
+    "regression",
     "sensitivity",
     "comparison",
     "",  # lacova itself
@@ -118,6 +120,7 @@ ORDER = [
     "cli.fitting",
     "cli.answering",
     "cli.studying",
+    "cli.pooling",
     "cli.comparing",
     "cli.reporting",
     "cli",

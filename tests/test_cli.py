@@ -90,6 +90,53 @@ def test_gaps_are_filled_in_files_of_both_kinds(home, tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_imputed_values_are_shifted_and_regressions_pooled(home, tmp_path, capsys):
+    words = ("impute", home / "run", home / "data.csv", "--quiet", "--draws", 3, "--out", tmp_path / "d.csv")
+    assert shell(*words) == 0
+    drawn, data = read_table(tmp_path / "d.csv"), visits()
+    shift = ("shift", tmp_path / "d.csv", home / "data.csv")
+    assert shell(*shift, "--add", "alt=5", "--add", "ast=-1", "--out", tmp_path / "s.csv") == 0
+    assert "360 rows written" in capsys.readouterr().err
+    pd.testing.assert_frame_equal(
+        read_table(tmp_path / "s.csv"), lacova.shift_imputed(drawn, data, {"alt": 5.0, "ast": -1.0})
+    )
+    assert shell(*shift, "--by", "sex", "--add", "alt=m:0,f:-2.5", "--quiet", "--out", tmp_path / "s.csv") == 0
+    shifted = read_table(tmp_path / "s.csv")
+    pd.testing.assert_frame_equal(shifted, lacova.shift_imputed(drawn, data, {"alt": {"sex": {"m": 0.0, "f": -2.5}}}))
+    words = ("pool", tmp_path / "s.csv", "--formula", "alt ~ ast + sex")
+    assert shell(*words, "--out", tmp_path / "p.csv") == 0
+    text = capsys.readouterr()
+    want = lacova.pool_regression(shifted, "alt ~ ast + sex")
+    assert read_table(tmp_path / "p.csv")["coefficient"].tolist() == ["Intercept", "ast", "sex[T.m]"]
+    assert text.out.split("\n")[2].split()[:3] == ["ast", *(short(v) for v in want.loc["ast"].iloc[:2])]
+    assert "least squares on 3 completed tables of 120 rows; 95% intervals." in text.out
+    assert shell(*words[:3], "alt ~ ast", "--where", "sex=f", "--confidence", 0.5, "--json") == 0
+    want = lacova.pool_regression(shifted[shifted["sex"] == "f"], "alt ~ ast", confidence=0.5)
+    assert json.loads(capsys.readouterr().out)["ast"] == pytest.approx(want.loc["ast"].to_dict())
+    for wrong, message in (
+        ((*shift, "--add", "alt"), "--add is 'alt'; expected COLUMN=AMOUNT"),
+        ((*shift, "--add", "alt=f:1,m:2"), "'f:1,m:2' is no number; levels of a column need --by"),
+        ((*shift, "--add", "alt=1", "--add", "alt=2"), "gives alt twice"),
+        ((*shift, "--by", "sex", "--add", "alt=5"), "with --by sex expected COLUMN=LEVEL:AMOUNT"),
+        ((*shift, "--by", "sex", "--add", "alt=f:5"), "give each of its levels an amount, 0 for none"),
+        ((*shift, "--by", "arm", "--add", "alt=f:5"), "no column 'arm' in the completed table"),
+        ((*words, "--where", "sex"), "--where is 'sex'; expected COLUMN=VALUE"),
+        ((*words, "--where", "sez=f"), "no column 'sez' to choose rows by"),
+        ((*words, "--where", "sex=x"), "no row has sex=x in"),
+        ((*words[:1], home / "data.csv", *words[2:]), "no column 'draw' that numbers completed tables"),
+    ):
+        assert shell(*wrong) == 1
+        assert message in capsys.readouterr().err
+
+
+def test_levels_with_commas_and_numbers_have_amounts():
+    from lacova.cli.pooling import _by_level
+
+    table = pd.DataFrame({"dose": [0, 54], "arm": ["low, once", "b:c"]})
+    assert _by_level(table, "dose", "0:0,54:-2", "") == {0: 0.0, 54: -2.0}
+    assert _by_level(table, "arm", "low, once:1,b:c:-1e1", "") == {"low, once": 1.0, "b:c": -10.0}
+
+
 def test_what_has_no_file_goes_to_stdout(home, capsys, tmp_path):
     assert shell("impute", home / "run", home / "data.csv", "--out", tmp_path / "a.csv", "--quiet") == 0
     assert shell("impute", home / "run", home / "data.csv") == 0
@@ -127,7 +174,10 @@ def test_effects_and_what_if(home, tmp_path, capsys):
     assert read_table(tmp_path / "e.csv")["mean"].to_numpy() == pytest.approx(want.rows["mean"].to_numpy(), rel=1e-9)
     assert text.out.split("\n")[1].split() == ["alt", *(f"{share:.3f}" for share in want.shares["alt"])]
     assert shell(*words, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["noise"]["alt"] == pytest.approx(want.shares["alt"].iloc[-1])
+    assert text.out.rstrip().split("\n")[-2].split() == ["alt", *(f"{share:.3f}" for share in want.known["alt"])]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["noise"]["alt"] == pytest.approx(want.shares["alt"].iloc[-1])
+    assert list(printed["known"]) == want.known["component"].tolist()
     new = pd.DataFrame({"id": ["p00", "new"], "day": [200.0, 10.0], "sex": ["m", "f"]})
     write_table(new, tmp_path / "x.csv")
     words = ("whatif", home / "run", tmp_path / "x.csv", "--history", home / "data.csv", "--draws", 5)
@@ -140,6 +190,14 @@ def test_effects_and_what_if(home, tmp_path, capsys):
     rows = read_table(tmp_path / "w.csv").set_index(["id", "measurement"])
     assert rows.loc[("new", "ast"), "difference"] == 0.0
     assert rows["difference"].to_numpy() == pytest.approx(want.rows["difference"].to_numpy(), rel=1e-9)
+    assert shell(*words, "--set", "sex=f", "--draws-out", tmp_path / "d.parquet") == 0
+    drawn = read_table(tmp_path / "d.parquet")
+    assert len(drawn) == 5 * 2 * 2
+    assert f"20 rows written to {tmp_path / 'd.parquet'}" in capsys.readouterr().err
+    want = model.what_if(new, {"sex": "f"}, visits(), draws=5, keep_draws=True).draws
+    assert drawn["what_if_drawn"].to_numpy() == pytest.approx(want["what_if_drawn"].to_numpy(), rel=1e-9)
+    assert shell(*words, "--set", "sex=f", "--draws-out", tmp_path / "d.csv", "--out", tmp_path / "d.csv") == 1
+    assert "name a file for each" in capsys.readouterr().err
     assert shell(*words, "--set", "sex=f") == 0
     assert "what setting sex=f changes of them" in capsys.readouterr().out
 
@@ -163,6 +221,24 @@ def test_filter_follows_the_visits(home, tmp_path, capsys):
     summary = json.loads(capsys.readouterr().out)
     assert list(summary) == ["alt", "ast"]
     assert summary["ast"] == pytest.approx({"n": len(seen), "rmse": rmse, "inside": seen["inside"].mean()})
+
+
+def test_filter_takes_tables_with_categories(tmp_path, capsys):
+    table = visits(40).dropna(subset="day")
+    table["grade"] = np.where(table["alt"] > 32, "high", "low")
+    write_table(table, tmp_path / "t.csv")
+    roles = lacova.Schema({"alt": "gaussian", "grade": "bernoulli"}, {}, instance="id", time="day")
+    roles.to_toml(tmp_path / "s.toml")
+    run = tmp_path / "run"
+    assert shell("fit", tmp_path / "t.csv", "--schema", tmp_path / "s.toml", "--out", run, *QUICK, "--quiet") == 0
+    words = ("filter", run, tmp_path / "t.csv", "--draws", 4)
+    assert shell(*words) == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert [line.split()[0] for line in lines[1:4]] == ["alt", "grade_p_high", "grade_p_low"]
+    assert lines[2].split()[1::2] == [str(len(table)), "NaN"]
+    assert lines[-2].startswith("NAME_p_LEVEL: of a category")
+    assert shell(*words, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["grade_p_low"]["inside"] is None
 
 
 def test_probabilities_of_levels_of_measurements(tmp_path, capsys):

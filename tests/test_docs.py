@@ -29,6 +29,7 @@ import lacova.family
 import lacova.masks
 import lacova.models
 import lacova.pooling
+import lacova.regression
 import lacova.schema
 import lacova.sensitivity
 import lacova.sklearn
@@ -270,7 +271,9 @@ def test_the_clinical_tutorial(tmp_path, monkeypatch, capsys):
                 continue
             assert main([*words, *TINY.get(words[0], [])]) == 0, capsys.readouterr().err
             used.add(words[0])
-    assert used == {"study", "fit", "score", "filter", "impute", "predict", "effects", "whatif", "report"}
+    assert used == {
+        "study", "fit", "score", "filter", "impute", "shift", "pool", "predict", "effects", "whatif", "report",
+    }  # fmt: skip
     assert "patients have no visit in weeks 22 to 28" in capsys.readouterr().out
     forecast, asked = pd.read_csv("forecast.csv"), pd.read_csv("future.csv")
     assert forecast["patient"].tolist() == asked["patient"].tolist()
@@ -319,6 +322,7 @@ def test_the_shell_of_the_page_on_scaling(block, tmp_path):
         lacova.comparison,
         lacova.unconditional,
         lacova.pooling,
+        lacova.regression,
         lacova.sensitivity,
         lacova.sklearn,
         lacova.datasets.digits,

@@ -8,6 +8,7 @@ import torch
 
 import lacova
 from lacova.batches import Batches
+from lacova.longform import summary
 from lacova.predict import paired_draws
 
 SCHEMA = lacova.Schema(
@@ -78,6 +79,37 @@ def test_what_explains_what_comes_out(effects):
     assert list(shares["response"].nlargest(2).index) == ["cat(arm)", "gp(dose)"]
 
 
+def test_what_is_known_of_a_share(effects):
+    shares, known = (each.set_index("component") for each in (effects.shares, effects.known))
+    assert list(known.index) == list(shares.index)[:-2]  # not of visit and noise
+    assert (known <= shares.loc[known.index] + 0.01).all().all()
+    for component, measurement in (("gp(day)", "trend"), ("cat(arm)", "response"), ("patient level", "level")):
+        assert known.loc[component, measurement] > 0.85 * shares.loc[component, measurement]
+    nothing = known.loc[["gp(day)", "gp(dose)", "cat(arm)", "cat(id)"], "level"]
+    assert nothing.max() < 0.02
+    assert nothing.sum() < 0.5 * shares.loc[nothing.index, "level"].sum()  # most of which is what is not known
+
+
+def test_the_variance_of_the_posterior_mean_is_the_covariance_of_two_draws():
+    from lacova.effects import _Spread
+
+    draws, rows = 5, 30
+    effects = torch.randn(draws, rows, 2, 3, dtype=torch.float64) + torch.randn(rows, 2, 3, dtype=torch.float64)
+    spread = _Spread()
+    for part in effects.split(11, dim=1):
+        spread.add(part)
+    found, within = spread.known(), spread.variance()
+    for r in range(2):
+        for d in range(3):
+            each = np.cov(effects[:, :, r, d].numpy())
+            assert float(within[r, d]) == pytest.approx(np.trace(each) / draws, rel=1e-8)
+            pairs = (each.sum() - np.trace(each)) / (draws * (draws - 1))
+            assert float(found[r, d]) == pytest.approx(max(pairs, 0.0), rel=1e-8)
+    one = _Spread()
+    one.add(effects[:1])
+    assert one.known().isnan().all()
+
+
 def test_effects_have_the_shape_and_size_of_the_truth(effects):
     table = trial()
     day, dose = of(effects, "gp(day)", "trend"), of(effects, "gp(dose)", "response")
@@ -130,6 +162,7 @@ def test_results_are_in_the_callers_library_and_reproducible(model):
     again = model.effects(table, draws=4, seed=5)
     assert isinstance(found.rows, pl.DataFrame)
     assert isinstance(found.shares, pl.DataFrame)
+    assert isinstance(found.known, pl.DataFrame)
     np.testing.assert_array_equal(found.rows["mean"].to_numpy(), again.rows["mean"].to_numpy())
     assert list(again.rows) == ["row", "id", "component", "measurement", "mean", "sd", "lower", "upper"]
     assert len(again.rows) == len(table) * 5 * 3
@@ -168,6 +201,39 @@ def test_the_known_effect_comes_out_on_average(model, cut):
     assert response["difference_lower"].lt(response["difference_upper"]).all()
     plain = model.predict(x[x["arm"] == "a"], history, draws=400, seed=2)
     np.testing.assert_allclose(response["as_is"], plain["response"], atol=0.15)
+
+
+def test_kept_draws_are_what_the_summaries_are_made_of(model, cut, monkeypatch):
+    x, history = cut
+    assert model.what_if(x, {"arm": "b"}, history, draws=10, seed=2).draws is None
+    monkeypatch.setattr("lacova.predict.CHUNK", 3 * 40 * 20)  # some patients at a time
+    found = model.what_if(x, {"arm": "b"}, history, draws=40, seed=2, interval=0.5, keep_draws=True)
+    drawn = found.draws
+    assert list(drawn) == [
+        "draw", "row", "id", "measurement", "as_is", "what_if", "difference", "as_is_drawn", "what_if_drawn",
+    ]  # fmt: skip
+    assert drawn["draw"].tolist() == np.repeat(range(40), 3 * len(x)).tolist()
+    assert drawn["row"].tolist() == np.tile(np.repeat(x.index, 3), 40).tolist()
+    np.testing.assert_allclose(drawn["what_if"] - drawn["as_is"], drawn["difference"], atol=1e-9)
+    by_row = drawn.groupby(["row", "measurement"], sort=False)
+    for column, source in (("as_is", "as_is"), ("what_if", "what_if"), ("difference", "difference")):
+        np.testing.assert_allclose(by_row[source].mean(), found.rows[column], rtol=1e-6, atol=1e-9)
+    for column in ("as_is", "what_if"):  # noise is in the values, and in the intervals of a prediction
+        within = drawn[f"{column}_drawn"].between(*(
+            np.tile(found.rows[f"{column}_{end}"], 40) for end in ("lower", "upper")
+        ))  # fmt: skip
+        assert within.mean() == pytest.approx(0.5, abs=0.05)
+    assert (
+        drawn.groupby("measurement")["as_is_drawn"].std()["level"]
+        > drawn.groupby("measurement")["as_is"].std()["level"]
+    )
+    # What all rows share stays together within a draw, so that averages have the right spread.
+    average = drawn.groupby(["draw", "measurement"], sort=False)["difference"].mean().unstack()
+    ends = summary(torch.tensor(average[list(SCHEMA.measurements)].to_numpy()), 0.5)
+    for end, column in (("mean", "difference"), ("lower", "difference_lower"), ("upper", "difference_upper")):
+        np.testing.assert_allclose(ends[end], found.average[column], rtol=1e-6, atol=1e-9)
+    there = model.what_if(pl.from_pandas(x), {"arm": "b"}, pl.from_pandas(history), draws=3, keep_draws=True)
+    assert isinstance(there.draws, pl.DataFrame)
 
 
 def draws_of(model, x, history, setting, seed, draws=200):
@@ -322,11 +388,31 @@ def test_batches_of_few_rows_change_nothing_but_noise(model, monkeypatch):
     assert np.corrcoef(whole.rows["mean"], parts.rows["mean"])[0, 1] > 0.98
 
 
-def test_filtering_compares_numbers():
-    table = pd.DataFrame(
-        {"id": np.repeat(range(8), 3), "day": np.tile([0.0, 1.0, 2.0], 8), "ill": ["yes", "no", "no"] * 8}
-    )
-    schema = lacova.Schema({"ill": "bernoulli"}, {"day": "continuous"}, instance="id", time="day")
+def test_filtering_gives_the_probabilities_of_categories_beside_numbers():
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"id": np.repeat(range(8), 3), "day": np.tile([0.0, 1.0, 2.0], 8)})
+    table["ill"] = ["yes", "no", None] * 8
+    table["alt"] = rng.normal(size=24)
+    table["grade"] = rng.choice(["a", "b", "c"], 24)
+    schema = lacova.Schema(
+        {"ill": "bernoulli", "alt": "gaussian", "grade": "categorical"}, {"day": "continuous"}, instance="id",
+        time="day",
+    )  # fmt: skip
     model = lacova.GPPriorVAE(schema, latent_dim=1, inducing=3).fit(table, max_epochs=1)
-    with pytest.raises(lacova.DataError, match="filter compares numbers, but 'ill' is a category"):
-        model.filter(table)
+    found = model.filter(table, draws=10, alone=True)
+    names = ["ill_p_no", "ill_p_yes", "alt", "grade_p_a", "grade_p_b", "grade_p_c"]
+    assert found["measurement"].tolist() == names * 24
+    wide = {name: found[found["measurement"] == name].set_index("row") for name in names}
+    last = table[table["day"] == 2.0]
+    want = model.predict(last, table[table["day"] < 2.0], draws=10, probabilities=True, interval=0.9, alone=True)
+    for name in names:
+        np.testing.assert_array_equal(wide[name].loc[last.index, "mean"], want[name])
+    np.testing.assert_array_equal(wide["alt"].loc[last.index, "upper"], want["alt_upper"])
+    assert wide["alt"]["inside"].equals(
+        wide["alt"]["observed"].between(wide["alt"]["lower"], wide["alt"]["upper"]).astype("boolean")
+    )
+    assert wide["ill_p_yes"]["observed"].tolist()[:2] == [1.0, 0.0]
+    assert wide["ill_p_no"]["observed"].isna().equals(table["ill"].isna())
+    levels = found[found["measurement"] != "alt"]
+    assert levels[["lower", "upper", "inside"]].isna().all().all()
+    np.testing.assert_allclose(levels[levels["measurement"].str.startswith("grade")].groupby("row")["mean"].sum(), 1.0)

@@ -367,6 +367,9 @@ KINDS = {
     "normal": (DRAW.normal(3, 1, MANY), "gaussian", None),
     "truth": (DRAW.random(MANY) < 0.3, "bernoulli", "true or false"),
     "two levels": (np.where(DRAW.random(MANY) < 0.3, "no", "yes"), "bernoulli", "two levels"),
+    "rare 1": (
+        (np.arange(MANY) < 4).astype(float), "gaussian", "only 0 and 1, one of them in 4 row(s), too few for a level"
+    ),
     "0 and 1": (holed(DRAW.integers(0, 2, MANY)), "bernoulli", "only 0 and 1"),
     "1 and 2": (DRAW.integers(1, 3, MANY), "gaussian", None),
     "text": (LETTERS[DRAW.integers(0, 4, MANY)], "categorical", "4 levels"),
@@ -391,7 +394,7 @@ def test_kinds_of_measurements_are_proposed_with_their_reason(column, kind, reas
     schema = Schema.infer(frame, measurements=["y"])
     assert schema.kinds.get("y", "gaussian") == kind
     note = next(note for note in schema.notes if note.column == "y").reason
-    assert (note == "named as a measurement") == (kind == "gaussian")
+    assert (note == "named as a measurement") == (kind == "gaussian" and reason is None)
     if reason is not None:
         assert note == f"named as a measurement; {reason}"
     assert (kind in ("poisson", "negative_binomial")) <= ("y" not in schema.integers)

@@ -262,6 +262,30 @@ def test_the_same_test_of_two_specimens_is_two_tests(tmp_path):
     assert prepared(tmp_path, tables).schema.measurements == ("ALT SERUM", "ALT URINE", "AST", "SYSBP")
 
 
+def test_results_without_a_test_code_are_left_out(plain, tmp_path):
+    tables = domains()
+    nameless = tables["LB"].iloc[[0, 3]].assign(LBTESTCD=[None, " "])  # a number and a text
+    tables["LB"] = pd.concat([tables["LB"], nameless], ignore_index=True)
+    found = prepared(tmp_path, tables)
+    pd.testing.assert_frame_equal(found.table, plain.table)
+    assert said(found, "2 results without a test code (LBTESTCD, VSTESTCD) are left out.")
+
+
+def test_a_code_of_both_domains_is_two_tests(plain, tmp_path):
+    tables = domains()
+    tables["VS"]["VSTESTCD"] = "ALT"
+    found = prepared(tmp_path, tables)
+    assert found.schema.measurements == ("ALT", "ALT VS", "AST", "PH")
+    assert found.table["ALT"].equals(plain.table["ALT"])
+    assert found.table["ALT VS"].tolist() == plain.table["SYSBP"].tolist()
+    assert said(found, "tests of one code in both domains are kept apart, that of VS as CODE VS: ALT.")
+    assert said(found, "readings STANDING, SUPINE of a visit are averaged: ALT VS, at 20 visits.")
+    tables["LB"].loc[tables["LB"]["LBTESTCD"] == "ALT", ["LBSTRESN", "LBSTRESC"]] = [np.nan, "HIGH"]
+    text = prepared(tmp_path, tables)  # a text throughout in one domain is no test
+    assert text.schema.measurements == ("ALT", "AST", "PH")
+    assert said(text, "ALT, COLOR is text throughout (40 results), and left out.")
+
+
 def test_units_are_checked(plain, tmp_path):
     assert said(plain, "3 tests have one unit throughout, 1 have none.")
     tables = domains()
@@ -434,7 +458,29 @@ def test_a_span_that_ends_before_it_starts_is_remarked_upon(tmp_path):
     assert said(prepared(tmp_path, tables), "AE: 1 records end before they start")
 
 
-# Scaling and parts
+# Kinds, scaling and parts
+
+
+def test_kinds_are_those_that_the_table_suggests_or_all_gaussian(tmp_path):
+    tables = many()
+    enzyme = tables["LB"]["LBTESTCD"] == "AST"
+    tables["LB"].loc[enzyme, "LBSTRESN"] = np.exp(np.random.default_rng(1).normal(3, 1, enzyme.sum()))
+    found = prepared(tmp_path, tables)
+    assert found.schema.kinds == {"AST": "lognormal"}
+    names = found.schema.measurements
+    same = lacova.Schema.infer(found.table, instance="patient", time="day", measurements=names)
+    assert found.schema.kinds == same.kinds
+    assert found.schema.integers == ()
+    assert said(found, "kinds of measurements, as their values suggest: AST lognormal; 3 gaussian.")
+    for options in ({"kinds": "gaussian"}, {"scaling": "minmax"}):  # scaled values need not be positive
+        plain = prepared(tmp_path, tables, **options)
+        assert plain.schema.kinds == {}
+        assert not said(plain, "kinds of measurements")
+    out = ("--out", tmp_path / "s.csv", "--schema", tmp_path / "s.toml", "--quiet")
+    assert shell("study", tmp_path / "sdtm", *out) == 0
+    assert lacova.Schema.from_toml(tmp_path / "s.toml") == found.schema
+    assert shell("study", tmp_path / "sdtm", *out, "--kinds", "gaussian") == 0
+    assert lacova.Schema.from_toml(tmp_path / "s.toml").kinds == {}
 
 
 def many(patients=20):
@@ -491,6 +537,7 @@ def test_training_patients_alone_say_what_is_common_and_how_to_scale(tmp_path):
         ({"min_visits": 0}, "min_visits is 0; expected at least 1"),
         ({"events": -1}, "events is -1; expected at least 0"),
         ({"scaling": "log"}, "scaling is 'log'; expected none, minmax or standard"),
+        ({"kinds": "log"}, "kinds is 'log'; expected infer or gaussian"),
         ({"test_share": 1.0}, "the share for test is 1.0; expected"),
         ({"test_share": 0.01}, "4 patients are too few to deal a share of 0.01 to test"),
         ({"test_share": 0.5, "validation_share": 0.5}, "leave none to train on"),
@@ -638,6 +685,8 @@ def test_the_cdisc_pilot():
         "patients with ≥ 5 rows      192  1,633    39    93.5%",
     ]
     assert found.table.shape == (1633, 64)
+    skewed = dict.fromkeys(["ALP", "ALT", "AST", "BILI", "CK", "GGT", "GLUC"], "lognormal")
+    assert found.schema.kinds == skewed | {"KETONES": "bernoulli"}  # UROBIL is 1 but once
     for words in (
         "306 patients, of whom 52 screen failures", "ARM and ACTARM differ for 12 patients", "COLOR is text throughout",
         "BILI <3.42 (5)", "readings STANDING, SUPINE of a visit are averaged", "differ at 105 of 1,790 visits",

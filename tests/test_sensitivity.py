@@ -39,6 +39,11 @@ def test_shifts_by_arm_follow_the_arm_that_each_table_has():
     assert found["alt"].tolist() == [30.0, 40.0, 36.0, 40.0, 30.0, 41.0, 42.0, 40.0, 30.0, 42.0, 38.0, 40.0]
 
 
+def test_observed_values_may_be_rounded_by_a_file():
+    near = completed().assign(alt=completed()["alt"] * (1 + 1e-15))
+    assert shift_imputed(near, ORIGINAL, {"alt": 5.0})["alt"].tolist()[1] == pytest.approx(40.0)
+
+
 def test_types_and_libraries_stay():
     whole = shift_imputed(completed(), ORIGINAL, {"grade": 2})
     assert whole["grade"].dtype == "Int64"

@@ -9,6 +9,7 @@ from lacova.models import CVAE, GPPriorVAE
 from lacova.networks import Conv, Dense
 from lacova.options import FitOptions, TrainingError
 from lacova.pooling import pool
+from lacova.regression import pool_regression
 from lacova.schema import DataError, Schema, SchemaError
 from lacova.sensitivity import shift_imputed
 from lacova.storage import load
@@ -18,5 +19,6 @@ from lacova.version import __version__
 __all__ = [
     "CVAE", "GPPVAE", "GPVAE", "HIVAE", "LVAE", "MIWAE", "VAE", "Conv", "DataError", "Dense", "FitOptions",
     "FormulaError", "GPPriorVAE", "NotFittedError", "NotMIWAE", "Schema", "SchemaError", "StorageError",
-    "TrainingError", "__version__", "compare", "load", "pool", "shift_imputed",
+    "TrainingError", "__version__", "compare", "load", "pool", "pool_regression",
+    "shift_imputed",
 ]  # fmt: skip

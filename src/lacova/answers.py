@@ -23,7 +23,6 @@ from lacova.filtering import followed, visit_numbers
 from lacova.frames import completed, completed_draws, predicted, predicted_draws, summarise
 from lacova.impute import guessed, imputation_draws, weighted_draws
 from lacova.labels import Fingerprints
-from lacova.measurements import LEVELS as CODED
 from lacova.moments import Moments
 from lacova.objective import elbo, log_likelihood
 from lacova.options import FitOptions
@@ -234,7 +233,7 @@ class Answering:
 
     def what_if(
         self, data: Frame, changes: Mapping[str, Any], history: Any = None, *, draws: int = INTERVAL_DRAWS,
-        interval: float = 0.9, seed: int = 0,
+        interval: float = 0.9, seed: int = 0, keep_draws: bool = False,
     ) -> WhatIf[Frame]:  # fmt: skip
         """Predict Y with some covariates set to other values, beside the prediction as things are.
 
@@ -250,10 +249,12 @@ class Answering:
             draws: how many.
             interval: the central interval, such as 0.9.
             seed: of the draws.
+            keep_draws: give the paired draws too, for what the summaries do not say: how probable a difference of more
+                than so much is, or the average over a subgroup. They are `draws` times as many lines as `rows` has.
 
         Returns:
-            two tables of the same library as `data`: `rows`, with a line per row and measurement, and `average`, with a
-            line per measurement, over all rows.
+            tables of the same library as `data`: `rows`, with a line per row and measurement, `average`, with a line
+            per measurement, over all rows, and `draws`, if they are kept, with a line per draw, row and measurement.
         """
         codec, vae = self._fitted()
         level = sure_level(interval)
@@ -261,8 +262,9 @@ class Answering:
         table, marked = self._with_history(frame, history)
         setting = encode_setting(codec, frame, changes)
         pairs = paired_draws(vae, table, marked, setting, whole_number(draws), self._noise(seed), self._trained)
-        found = compare(codec, Moments(codec, vae.likelihood), frame, pairs, level)
-        return WhatIf(origin.table(found.rows), origin.table(found.average))
+        found = compare(codec, Moments(codec, vae.likelihood), frame, pairs, level, keep_draws)
+        kept = None if found.draws is None else origin.table(found.draws)
+        return WhatIf(origin.table(found.rows), origin.table(found.average), kept)
 
     def read_value(self, covariate: str, text: str) -> Any:
         """A value of a covariate as somebody typed it, for `what_if`: the level that reads like that, or a number."""
@@ -285,13 +287,11 @@ class Answering:
 
         Returns:
             one line per row and measurement: what was `observed`, the `mean`, `lower` and `upper` of its prediction,
-            and whether it lay `inside`.
+            and whether it lay `inside`. A category has a line for each level, `<measurement>_p_<level>`: 1 if it was
+            observed and else 0, and as `mean` its probability; without an interval.
         """
         codec, _ = self._fitted()
         level = sure_level(interval)
-        if coded := codec.measurements.columns(*CODED):
-            name = self.schema.measurements[coded[0]]
-            raise DataError(f"filter compares numbers, but {name!r} is a category; fit without it, or use predict.")
         frame, origin = to_pandas(whole(data, "filter"), self.schema.columns)
         codec.require(frame)
         number = visit_numbers(frame, self.schema)
@@ -300,8 +300,8 @@ class Answering:
             now, before = frame[number == k], frame[number < k]
             parts = self._predict_draws(now, before if k else None, whole_number(draws), seed, alone)
             places: pd.Index[Any] = pd.Index(np.flatnonzero(number == k))
-            found.append(predicted(places, codec, summarise(parts, len(now), codec, level)))
-        return origin.table(followed(frame, self.schema, pd.concat(found).sort_index()))
+            found.append(predicted(places, codec, summarise(parts, len(now), codec, level), probabilities=True))
+        return origin.table(followed(frame, codec, pd.concat(found).sort_index()))
 
     def _write(
         self, data: Any, out: str | os.PathLike[str] | None, seed: int, alone: bool, answer: Callable[..., pa.Table],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
@@ -304,6 +304,15 @@ def keep(values: Floats, name: str, schema: Schema) -> Floats:
     if lower is not None:
         values = np.maximum(values, lower)
     return values if upper is None else np.minimum(values, upper)
+
+
+def reads_like(levels: Iterable[Any], text: str) -> Any:
+    """The level that somebody typed, as it reads or as a number; the text itself if there is none."""
+    try:
+        number: Any = float(text)
+    except ValueError:
+        number = text
+    return next((level for level in levels if str(level) == text or level == number), text)
 
 
 def some(items: Sequence[Any], most: int = 5) -> str:

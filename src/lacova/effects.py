@@ -36,11 +36,15 @@ class Effects(NamedTuple, Generic[Frame]):
         rows: one line per row, component and measurement, with the `mean` of the effect in the measurement's units,
             its `sd`, and the ends of a central interval, `lower` and `upper`. A categorical measurement has a line for
             each level, `<measurement>_p_<level>`: the effect on its probability.
-        shares: one line per component and a column per measurement, or per level of one: the share of variance.
+        shares: one line per component and a column per measurement, or per level of one: the share of variance. What
+            the posterior does not know of an effect varies from draw to draw and counts as part of it.
+        known: the same, for the terms and the patient's level, of the posterior mean of the effects: the part of each
+            share that is known. Nearly 0 where nothing has been found; not a number if there is a single draw.
     """
 
     rows: Frame
     shares: Frame
+    known: Frame
 
 
 class _Parts(NamedTuple):
@@ -85,16 +89,21 @@ def measure(
     values = {name: whole[name].numpy() for name in ("mean", "sd", "lower", "upper")}
     rows = long_form(frame, codec.schema, {"component": names, "measurement": moments.names}, values)
     variance = torch.cat([spread.variance(), noise[None] / len(table)])
-    shares = pd.DataFrame((variance / variance.sum(0)).numpy(), columns=list(moments.names))
-    labels = pd.DataFrame({"component": np.array([*names, VISIT, NOISE], dtype=object)})
-    return Effects(rows, pd.concat([labels, shares], axis=1))
+    total = variance.sum(0)
+    shares = _by_component((*names, VISIT, NOISE), variance / total, moments.names)
+    return Effects(rows, shares, _by_component(names, spread.known()[: len(names)] / total, moments.names))
+
+
+def _by_component(components: tuple[str, ...], values: Tensor, names: tuple[str, ...]) -> pd.DataFrame:
+    labels = pd.DataFrame({"component": np.array(components, dtype=object)})
+    return pd.concat([labels, pd.DataFrame(values.numpy(), columns=list(names))], axis=1)
 
 
 class _Spread:
-    """Variance over rows within a draw, averaged over draws, gathered part by part."""
+    """Variance over rows, within a draw and averaged over draws, or of the mean over draws, gathered part by part."""
 
     def __init__(self) -> None:
-        self.count, self.total, self.square = 0, torch.zeros(()), torch.zeros(())
+        self.count, self.total, self.square, self.of_mean = 0, torch.zeros(()), torch.zeros(()), torch.zeros(())
 
     def add(self, values: Tensor) -> None:
         """Take in some rows (draws×n×R×D)."""
@@ -102,12 +111,24 @@ class _Spread:
         self.count += values.shape[1]
         self.total = self.total + values.sum(1)
         self.square = self.square + values.square().sum(1)
+        self.of_mean = self.of_mean + values.mean(0).square().sum(0)
 
     def variance(self) -> Tensor:
         """R×D; not a number if there is a single row."""
         if self.count < 2:
             return torch.full(self.total.shape[1:], torch.nan, dtype=torch.float64)
         return ((self.square - self.total.square() / self.count) / (self.count - 1)).clamp_min(0.0).mean(0)
+
+    def known(self) -> Tensor:
+        """That of the posterior mean (R×D): the mean covariance of two draws, free of the error of K draws.
+
+        With V of the mean over draws and V̄ over rows within a draw, (K V − V̄)/(K − 1).
+        """
+        draws = len(self.total)
+        if draws < 2 or self.count < 2:
+            return torch.full(self.total.shape[1:], torch.nan, dtype=torch.float64)
+        of_mean = (self.of_mean - self.total.mean(0).square() / self.count) / (self.count - 1)
+        return ((draws * of_mean - self.variance()) / (draws - 1)).clamp_min(0.0)
 
 
 @torch.no_grad()

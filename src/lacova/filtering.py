@@ -11,6 +11,7 @@ import pandas as pd
 from lacova.columns import numbers
 from lacova.longform import long_form
 from lacova.schema import DataError, Schema
+from lacova.table import Codec
 
 
 def visit_numbers(frame: pd.DataFrame, schema: Schema) -> npt.NDArray[np.int64]:
@@ -35,17 +36,25 @@ def visit_numbers(frame: pd.DataFrame, schema: Schema) -> npt.NDArray[np.int64]:
     return np.asarray(time.groupby(groups.to_numpy()).rank(method="dense").to_numpy() - 1, dtype=np.int64)
 
 
-def followed(frame: pd.DataFrame, schema: Schema, predicted: pd.DataFrame) -> pd.DataFrame:
-    """Predictions with `_lower` and `_upper`, row by row, in long form beside what was observed."""
-    observed = np.stack([numbers(frame, name) for name in schema.measurements], axis=1)
-    ends = {
-        side: predicted[[f"{name}{end}" for name in schema.measurements]].to_numpy(float)
-        for side, end in {"mean": "", "lower": "_lower", "upper": "_upper"}.items()
-    }
-    inside = (observed >= ends["lower"]) & (observed <= ends["upper"])
-    values: dict[str, Any] = {"observed": observed, **ends}
+def followed(frame: pd.DataFrame, codec: Codec, predicted: pd.DataFrame) -> pd.DataFrame:
+    """Predictions with `_lower`, `_upper` and `_p_<level>`, row by row, in long form beside what was observed.
+
+    Of a category each level has a line, `<measurement>_p_<level>`: its probability, and 1 or 0 for what was observed.
+    """
+    schema, found = codec.schema, dict[str, tuple[Any, ...]]()
+    for name in schema.measurements:
+        if name not in codec.levels:
+            found[name] = (numbers(frame, name), *(predicted[f"{name}{end}"] for end in ("", "_lower", "_upper")))
+            continue
+        codes, never = codec.codes(frame, name), np.full(len(frame), np.nan)
+        for k, level in enumerate(codec.levels[name]):
+            seen = np.where(np.isnan(codes), np.nan, codes == k)
+            found[f"{name}_p_{level}"] = (seen, predicted[f"{name}_p_{level}"], never, never)
+    parts = (np.stack(columns, axis=1).astype(float) for columns in zip(*found.values(), strict=True))
+    values: dict[str, Any] = dict(zip(("observed", "mean", "lower", "upper"), parts, strict=True))
     beside = () if schema.time is None else (schema.time,)
-    found = long_form(frame, schema, {"measurement": schema.measurements}, values, beside)
-    known = pd.array(inside.reshape(-1), dtype="boolean")
-    known[np.isnan(observed).reshape(-1)] = pd.NA
-    return found.assign(inside=known)
+    lines = long_form(frame, schema, {"measurement": tuple(found)}, values, beside)
+    known = (lines["observed"].notna() & lines["lower"].notna()).to_numpy()
+    inside = pd.array(lines["observed"].between(lines["lower"], lines["upper"]).to_numpy(), dtype="boolean")
+    inside[~known] = pd.NA
+    return lines.assign(inside=inside)

@@ -532,8 +532,9 @@ class GPPriorVAE(Model):
             seed: of the draws.
 
         Returns:
-            two tables of the same library as `data`: `rows`, one line per row, component and measurement, and `shares`,
-            one line per component and a column per measurement.
+            tables of the same library as `data`: `rows`, one line per row, component and measurement; `shares`, one
+            line per component and a column per measurement; and `known`, what of these shares the posterior mean of the
+            effects explains: the rest is what is not known of them.
         """
         codec, vae = self._fitted()
         level = sure_level(interval)
@@ -541,7 +542,7 @@ class GPPriorVAE(Model):
         table = self._encode(frame, measurements=any(name in frame for name in self.schema.measurements))
         names = tuple(component.formula(self.schema) for component in self.components)
         found = measure(vae, codec, frame, table, names, whole_number(draws), level, self._noise(seed), self._trained)
-        return Effects(origin.table(found.rows), origin.table(found.shares))
+        return Effects(*map(origin.table, found))
 
     def _described(self) -> dict[str, str]:
         return {"prior of z": self.formula, "inducing inputs": str(self.inducing), "expectations": self.expectation}

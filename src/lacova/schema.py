@@ -237,11 +237,11 @@ class Schema:
         - Left out are columns that are empty, constant, named like an identifier, numbering the rows, dates, dates or
           numbers as text, text that hardly repeats, and categories with more than 50 levels.
         - Whole numbers are `integers` if the column's type says so, or is float only because of gaps.
-        - Measurements are Gaussian, with these exceptions: true/false, two levels, or 0 and 1 alone are `bernoulli`;
-          text and categories `categorical`, or `ordinal` if they are ordered. In columns of at least 50 values, whole
-          numbers from 0 to at most 50, 5% or more of them 0, are `poisson`, or `negative_binomial` where their variance
-          is 1.5 times their mean or more; positive numbers of skewness above 2 of which the logarithm has less than
-          half are `lognormal`.
+        - Measurements are Gaussian, with these exceptions: true/false, two levels, or 0 and 1 alone, each in five rows
+          or more, are `bernoulli`; text and categories `categorical`, or `ordinal` if they are ordered. In columns of
+          at least 50 values, whole numbers from 0 to at most 50, 5% or more of them 0, are `poisson`, or
+          `negative_binomial` where their variance is 1.5 times their mean or more; positive numbers of skewness above 2
+          of which the logarithm has less than half are `lognormal`.
         - Bounds and limits are never guessed.
 
         Args:

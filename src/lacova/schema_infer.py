@@ -29,6 +29,7 @@ MANY = 50  # most levels of a category
 FIRM = 50  # fewest observed values from which a measurement's law is read off
 MOST = 50  # greatest value of what is clearly a count, of which so many are 0
 ZEROS = 0.05
+RARE = 5  # fewest rows of the rarer of 0 and 1 that make two levels: a part of the rows may lack a rarer one
 SKEWED = 2.0  # skewness of what is clearly log-normal, if its logarithm has less than half of it
 
 DATE = re.compile(
@@ -147,6 +148,9 @@ class Column:
             return "gaussian", ""
         low, mean, var = float(values.min()), float(values.mean()), float(values.var())
         if self.whole and low == 0.0 and float(values.max()) == 1.0:
+            rarer = min(int(values.sum()), int((values == 0).sum()))
+            if rarer < RARE:
+                return "gaussian", f"only 0 and 1, one of them in {rarer} row(s), too few for a level"
             return "bernoulli", "only 0 and 1"
         clearly = levels >= COUNT and float(values.max()) <= MOST and float((values == 0).mean()) >= ZEROS
         if self.whole and low == 0.0 and clearly:

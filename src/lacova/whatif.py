@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Generic, NamedTuple
 
+import numpy as np
 import pandas as pd
 import torch
 
-from lacova.columns import some
+from lacova.columns import reads_like, some
 from lacova.dataframes import Frame
 from lacova.errors import meant
 from lacova.longform import gather, long_form, summary
@@ -28,6 +29,10 @@ class WhatIf(NamedTuple, Generic[Frame]):
             ends of a central interval, `..._lower` and `..._upper`. Intervals of a prediction are about y, noise
             included; those of a difference are about its mean, noise being the same in both.
         average: the same over all rows, one line per measurement; of the difference, with its interval.
+        draws: with `keep_draws`, what is behind both: one line per draw, row and measurement, numbered in `draw`, with
+            the means `as_is` and `what_if` in that draw and their `difference`, and `as_is_drawn` and `what_if_drawn`,
+            the values themselves, noise included (of a level, its probability). In a draw, what all rows share is the
+            same: average over rows within draws, then summarise over draws. None unless asked for.
 
     A categorical measurement has a line for each level, `<measurement>_p_<level>`: its probability. The interval of a
     probability is about how well it is known.
@@ -35,6 +40,7 @@ class WhatIf(NamedTuple, Generic[Frame]):
 
     rows: Frame
     average: Frame
+    draws: Frame | None = None
 
 
 def encode_setting(codec: Codec, frame: pd.DataFrame, changes: Mapping[str, Any]) -> dict[int, float]:
@@ -58,29 +64,33 @@ def encode_setting(codec: Codec, frame: pd.DataFrame, changes: Mapping[str, Any]
 
 def from_text(codec: Codec, name: str, text: str) -> Any:
     """A value as somebody typed it: the level that reads like that, or a number; else the text itself."""
+    if name in codec.levels:
+        return reads_like(codec.levels[name], text)
     try:
-        number: Any = float(text)
+        return float(text)
     except ValueError:
-        number = text
-    if name not in codec.levels:
-        return number
-    return next((level for level in codec.levels[name] if str(level) == text or level == number), text)
+        return text
 
 
 def compare(
-    codec: Codec, moments: Moments, frame: pd.DataFrame, pairs: Iterable[tuple[Draws, Draws]], interval: float
-) -> WhatIf[pd.DataFrame]:
-    """Summaries of paired draws."""
-    found, total = [], torch.zeros(())
+    codec: Codec, moments: Moments, frame: pd.DataFrame, pairs: Iterable[tuple[Draws, Draws]], interval: float,
+    keep_draws: bool = False,
+) -> WhatIf[pd.DataFrame]:  # fmt: skip
+    """Summaries of paired draws, and the draws if they are to be kept."""
+    found, kept, total = [], [], torch.zeros(())
     for pair in pairs:
-        means = [moments(each.location if each.outputs is None else each.outputs, each.var)[0] for each in pair]
+        means = [moments(one.location if one.outputs is None else one.outputs, one.var)[0] for one in pair]
         change = means[1] - means[0]
         part = {f"difference{end}": value for end, value in _ends(change, interval).items()}
+        each = {"as_is": means[0], "what_if": means[1], "difference": change}
         for version, draws, mean in zip(VERSIONS, pair, means, strict=True):
             drawn = moments.drawn(draws.y, mean)
             part |= {f"{version}{end}": value for end, value in _ends(drawn, interval).items()}
             part |= {version: mean.mean(0).cpu()}
+            each[f"{version}_drawn"] = drawn
         found.append((pair[0].rows, part))
+        if keep_draws:
+            kept.append((pair[0].rows, {name: values.transpose(0, 1).cpu() for name, values in each.items()}))
         total = total + change.sum(1).cpu()
     whole = gather(found)
     ends = [f"{name}{end}" for name in (*VERSIONS, "difference") for end in ("", "_lower", "_upper")]
@@ -89,8 +99,21 @@ def compare(
     }
     rows = long_form(frame, codec.schema, {"measurement": moments.names}, values)
     averages = {version: moments.kept(whole[version].mean(0)) for version in VERSIONS}
-    of_means = {f"difference{end}": each.numpy() for end, each in _ends(total / len(frame), interval).items()}
-    return WhatIf(rows, pd.DataFrame({"measurement": list(moments.names)} | averages | of_means))
+    of_means = {f"difference{end}": value.numpy() for end, value in _ends(total / len(frame), interval).items()}
+    average = pd.DataFrame({"measurement": list(moments.names)} | averages | of_means)
+    return WhatIf(rows, average, _one_below_the_other(codec, moments, frame, gather(kept)) if keep_draws else None)
+
+
+def _one_below_the_other(
+    codec: Codec, moments: Moments, frame: pd.DataFrame, each: Mapping[str, torch.Tensor]
+) -> pd.DataFrame:
+    """Draws (n×draws×names each) in long form, draw by draw."""
+    by_draw = {name: values.transpose(0, 1) for name, values in each.items()}
+    values = {name: v.numpy() if name == "difference" else moments.kept(v) for name, v in by_draw.items()}
+    shape = by_draw["difference"].shape
+    number = {"draw": np.broadcast_to(np.arange(shape[0])[:, None, None], shape)}
+    lines = long_form(pd.concat([frame] * shape[0]), codec.schema, {"measurement": moments.names}, number | values)
+    return lines[["draw", *lines.columns.drop("draw")]]
 
 
 def _ends(draws: torch.Tensor, interval: float) -> dict[str, torch.Tensor]:

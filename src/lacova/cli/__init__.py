@@ -12,6 +12,7 @@ from lacova.cli.answering import describe, impute, predict, score
 from lacova.cli.common import sentences
 from lacova.cli.comparing import compare
 from lacova.cli.fitting import fit
+from lacova.cli.pooling import pool, shift
 from lacova.cli.preparing import schema, study
 from lacova.cli.reporting import report
 from lacova.cli.studying import effects, followed, whatif
@@ -51,9 +52,9 @@ def _version(version: Annotated[bool, typer.Option("--version", help="print the 
 
 app.callback(invoke_without_command=True)(_version)
 COMMANDS: dict[str, Callable[..., None]] = {
-    "study": study, "schema": schema, "fit": fit, "impute": impute, "predict": predict, "effects": effects,
-    "whatif": whatif, "filter": followed, "score": score, "compare": compare, "describe": describe, "report": report,
-    "demo": demo,
+    "study": study, "schema": schema, "fit": fit, "impute": impute, "shift": shift, "pool": pool, "predict": predict,
+    "effects": effects, "whatif": whatif, "filter": followed, "score": score, "compare": compare, "describe": describe,
+    "report": report, "demo": demo,
 }  # fmt: skip
 for name, command in COMMANDS.items():
     app.command(name)(sentences(command))

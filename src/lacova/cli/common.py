@@ -134,11 +134,20 @@ def prepare(run: Path, data: Path, out: Path | None, device: str, stream: bool) 
 def prepare_whole(run: Path, data: Path, out: Path | None, device: str) -> tuple[Model, pd.DataFrame]:
     """The same for commands that cannot read bit by bit."""
     model, table = prepare(run, data, out, device, False)
+    return model, _in_memory(table)
+
+
+def read_whole(data: Path) -> pd.DataFrame:
+    """A table, where it cannot be read bit by bit."""
+    return _in_memory(read(data, False))
+
+
+def _in_memory(table: pd.DataFrame | Path) -> pd.DataFrame:
     if isinstance(table, Path):
         raise ValueError(
-            f"{data} is a folder or a large file; this command reads tables whole: give it a part of the rows."
+            f"{table} is a folder or a large file; this command reads tables whole: give it a part of the rows."
         )
-    return model, table
+    return table
 
 
 def read(data: Path, stream: bool) -> pd.DataFrame | Path:

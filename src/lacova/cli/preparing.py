@@ -18,6 +18,11 @@ class Scaling(StrEnum):
     standard = "standard"
 
 
+class Kinds(StrEnum):
+    infer = "infer"
+    gaussian = "gaussian"
+
+
 def study(
     folder: Annotated[
         Path, typer.Argument(help="has the SDTM domains DM, LB, VS, AE, CM", metavar="SDTM_FOLDER", show_default=False)
@@ -41,6 +46,7 @@ def study(
     ] = False,
     exclude: Annotated[list[str] | None, typer.Option(help="a test to leave out; repeat")] = None,
     scaling: Annotated[Scaling, typer.Option(help="of measurements; models scale by themselves")] = Scaling.none,
+    kinds: Annotated[Kinds, typer.Option(help="of measurements: as their values suggest, or all alike")] = Kinds.infer,
     validation_share: Annotated[float, typer.Option(help="share of the patients for a file of their own")] = 0.0,
     test_share: Annotated[float, typer.Option(help="share of the patients for another")] = 0.0,
     seed: Seed = 0,
@@ -59,7 +65,7 @@ def study(
         folder, min_column=min_column, min_row=min_row, min_visits=min_visits, events=events, medications=medications,
         event_term=event_term, medication_term=medication_term, known_dates=known_dates, arms=arms or None,
         planned_arm=planned_arm, by_position=by_position, exclude=exclude or (), scaling=scaling.value,
-        validation_share=validation_share, test_share=test_share, seed=seed,
+        kinds=kinds.value, validation_share=validation_share, test_share=test_share, seed=seed,
     )  # fmt: skip
     written = [str(path) for path in found.save(out, schema)]
     if as_json:

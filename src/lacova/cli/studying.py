@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -47,12 +48,14 @@ def effects(
     found = model.effects(table, draws=draws, interval=interval, seed=seed)
     if out is not None:
         deliver(found.rows, out, quiet)
-    shares = found.shares.set_index("component")
+    shares, known = (each.set_index("component") for each in (found.shares, found.known))
     if as_json:
-        print_json({str(name): finite(row.to_dict()) for name, row in shares.iterrows()})
+        each, sure = ({str(name): finite(row.to_dict()) for name, row in t.iterrows()} for t in (shares, known))
+        print_json({**each, "known": sure})
         return
     typer.echo(shares.T.to_string(float_format=lambda share: f"{share:.3f}"))
-    typer.echo("\nshare of each measurement's variance.")
+    typer.echo("\nshare of each measurement's variance; of these, known (the share of the posterior mean):\n")
+    typer.echo(known.T.to_string(float_format=lambda share: f"{share:.3f}"))
 
 
 def whatif(
@@ -63,6 +66,9 @@ def whatif(
     ],
     history: History = None,
     out: Out = None,
+    draws_out: Annotated[
+        Path | None, typer.Option(help="file for the paired draws, a line per draw, row and measurement")
+    ] = None,
     draws: Annotated[int, typer.Option(help="draws of each row")] = 400,
     interval: Annotated[float, typer.Option(help="central interval, such as 0.9")] = 0.9,
     seed: Seed = 0,
@@ -71,14 +77,24 @@ def whatif(
     as_json: AsJson = False,
 ) -> None:
     """Predict with some covariates set to other values, beside the prediction as things are."""
+    from lacova.files import check_output
+
+    if draws_out is not None:
+        check_output(draws_out)
+    if draws_out is not None and draws_out == out:
+        raise ValueError(f"--out and --draws-out are both {out}; name a file for each.")
     model, table = prepare_whole(run, data, out, device)
     strange = [text for text in changes if "=" not in text]
     if strange:
         raise ValueError(f"--set is {strange[0]!r}; expected COVARIATE=VALUE, such as --set arm=b.")
     setting = {name: model.read_value(name, text) for name, _, text in (each.partition("=") for each in changes)}
-    found = model.what_if(table, setting, read_history(history), draws=draws, interval=interval, seed=seed)
-    if out is not None:
-        deliver(found.rows, out, quiet)
+    found = model.what_if(
+        table, setting, read_history(history), draws=draws, interval=interval, seed=seed,
+        keep_draws=draws_out is not None,
+    )  # fmt: skip
+    for frame, file in ((found.rows, out), (found.draws, draws_out)):
+        if frame is not None and file is not None:
+            deliver(frame, file, quiet)
     average = found.average.set_index("measurement")
     if as_json:
         print_json({str(name): finite(row.to_dict()) for name, row in average.iterrows()})
@@ -109,6 +125,8 @@ def followed(
         return
     typer.echo(summary.rename_axis(None).to_string(float_format=short))
     typer.echo(f"\nn: visits at which it was observed; inside: share of these within the {interval:.0%} interval.")
+    if summary["inside"].isna().any():
+        typer.echo("NAME_p_LEVEL: of a category, the probability of a level beside 1 or 0, without an interval.")
 
 
 def _foreseen(found: pd.DataFrame) -> pd.DataFrame:

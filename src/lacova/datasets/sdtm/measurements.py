@@ -45,13 +45,17 @@ def results(
     if strange.any():
         say(f"LB, VS: {strange.sum():,} results of patients who are left out, or are not in DM, do not count.")
     every = every[~strange]
+    unnamed = every["test"].isna()
+    if unnamed.any():
+        say(f"LB, VS: {unnamed.sum():,} results without a test code (LBTESTCD, VSTESTCD) are left out.")
+    every = every[~unnamed]
     exclude = list(exclude)
     unknown = [name for name in exclude if name not in every["test"].unique()]
     if unknown:
-        raise DataError(f"there is no test {unknown[0]!r} to exclude.{meant(unknown, every['test'].dropna().unique())}")
+        raise DataError(f"there is no test {unknown[0]!r} to exclude.{meant(unknown, every['test'].unique())}")
     every = every[~every["test"].isin(exclude)]
     _say_text(every, say)
-    every = every.dropna(subset=["value", "test"])
+    every = every.dropna(subset=["value"])
     nowhere = every["visit"].isna()
     if nowhere.any():
         say(f"LB, VS: {nowhere.sum():,} results without a visit number (VISITNUM) are left out.")
@@ -65,29 +69,35 @@ def _say_text(every: pd.DataFrame, say: Say) -> None:
     """Which results are text, and which of these are beyond a limit of detection."""
     text = every[every["value"].isna() & every["text"].notna()]
     limit = text["text"].str.match(LIMIT)
-    number = every.groupby("test")["value"].count()
-    never = [name for name in text["test"].unique() if number[name] == 0]
-    if never:
-        rows = text["test"].isin(never).sum()
-        say(f"LB, VS: {', '.join(never)} is text throughout ({rows:,} results), and left out.")
+    never = every.groupby(["domain", "test"])["value"].transform("count").loc[text.index] == 0
+    if never.any():
+        names = ", ".join(text.loc[never, "test"].unique())
+        say(f"LB, VS: {names} is text throughout ({never.sum():,} results), and left out.")
     if limit.any():
         found = (text["test"] + " " + text["text"])[limit].value_counts(sort=False).sort_index()
         some = ", ".join(f"{value} ({count})" for value, count in found.items())
         say(f"LB, VS: {limit.sum():,} results beyond a limit are text, and missing: {some}.")
-    other = text[~limit & ~text["test"].isin(never)]
+    other = text[~limit & ~never]
     if len(other):
         say(f"LB, VS: {len(other):,} results of {_list(other['test'])} are other text, and missing.")
 
 
 def _tests(every: pd.DataFrame, by_position: bool, say: Say) -> pd.DataFrame:
-    """Names of tests: of those from several specimens, and positions if asked for, with the specimen or position."""
+    """Names of tests: of those from several specimens, and positions if asked for, with the specimen or position.
+
+    A code of both domains names two tests, of which that of VS has its domain in the name.
+    """
     apart = every["qualifier"].notna() & ((every["domain"] == "LB") | by_position)
     apart &= every.groupby(["domain", "test"])["qualifier"].transform("nunique") > 1
     named = every["test"].mask(apart, every["test"] + " " + every["qualifier"])
+    both = every["domain"].groupby(named).transform("nunique") > 1
+    if both.any():
+        say(f"LB, VS: tests of one code in both domains are kept apart, that of VS as CODE VS: {_list(named[both])}.")
+    named = named.mask(both & (every["domain"] == "VS"), named + " VS")
     mixed = every.assign(test=named).groupby([*VISIT, "test"])["qualifier"].nunique() > 1
     if mixed.any():
         tests = mixed[mixed].reset_index()
-        positions = every.loc[every["test"].isin(tests["test"]), "qualifier"]
+        positions = every.loc[named.isin(tests["test"]), "qualifier"]
         visits = len(tests[VISIT].drop_duplicates())
         say(f"VS: readings {_list(positions)} of a visit are averaged: {_list(tests['test'])}, at {visits:,} visits.")
     if apart.any():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Literal, get_args
@@ -18,6 +18,8 @@ from lacova.datasets.sdtm.people import enrolled, read_people
 from lacova.datasets.sdtm.records import active, frequent, read_records, spans
 from lacova.files import kind, write_together
 from lacova.schema import Kind, Schema
+
+Kinds = Literal["infer", "gaussian"]
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,8 @@ def study(
     folder: str | PathLike[str], *, min_column: float = 0.1, min_row: float = 0.5, min_visits: int = 5,
     events: int = 10, medications: int = 10, event_term: str = "AEDECOD", medication_term: str = "CMTRT",
     known_dates: bool = False, arms: Sequence[str] | None = None, planned_arm: bool = False, by_position: bool = False,
-    exclude: Iterable[str] = (), scaling: Literal["none"] | Scaling = "none", validation_share: float = 0.0,
-    test_share: float = 0.0, seed: int = 0,
+    exclude: Iterable[str] = (), scaling: Literal["none"] | Scaling = "none", kinds: Kinds = "infer",
+    validation_share: float = 0.0, test_share: float = 0.0, seed: int = 0,
 ) -> Study:  # fmt: skip
     """The table of visits of a trial, from its SDTM domains, prepared as in the paper.
 
@@ -94,10 +96,12 @@ def study(
         exclude: tests to leave out.
         scaling: of measurements, from the training patients: "minmax", "standard", or "none", as models scale by
             themselves.
+        kinds: of measurements: "infer" for what `Schema.infer` proposes on all rows, such as log-normal for skewed
+            enzymes; "gaussian" for all. Scaled ones are Gaussian.
         validation_share: of the patients, for a part of their own; so `test_share`.
         seed: of the split.
     """
-    _check(min_column, min_row, min_visits, events, medications, scaling)
+    _check(min_column, min_row, min_visits, events, medications, scaling, kinds)
     folder, notes, steps = Path(folder), list[str](), dict[str, dict[str, float]]()
     people = enrolled(read_people(folder), arms, planned_arm, notes.append)
     found = measured.results(
@@ -114,16 +118,16 @@ def study(
     table = by_day(wide, day, notes.append)
     parts = split_patients(table, validation_share, test_share, seed) if validation_share or test_share else {}
     training = parts.get("train", table).index
-    kinds: dict[str, Kind] = {"age": "continuous", "sex": "categorical", "arm": "categorical"}
-    for name in kinds:
+    covariates: dict[str, Kind] = {"age": "continuous", "sex": "categorical", "arm": "categorical"}
+    for name in covariates:
         table[name] = table["patient"].map(people[name])
     for domain, term, count in (("AE", event_term, events), ("CM", medication_term, medications)):
         if count:
             when = spans(read_records(folder, domain, term), people, known_dates, domain, notes.append)
             flags = states(table, when, training, count, domain, notes.append)
             table = table.join(flags)
-            kinds |= {str(name): "categorical" for name in flags}
-    schema = Schema(list(wide.columns), kinds, instance="patient", time="day", static=["age", "sex", "arm"])
+            covariates |= {str(name): "categorical" for name in flags}
+    schema = Schema(list(wide.columns), covariates, instance="patient", time="day", static=["age", "sex", "arm"])
     # Types that can hold gaps.
     held = {name: float if role == "continuous" else object for name, role in schema.covariates.items()}
     table = table[list(schema.columns)].astype(held)
@@ -131,6 +135,8 @@ def study(
     if scaling != "none":
         widths = scales(table.loc[training], schema.measurements, scaling)
         table = scale(table, widths)
+    elif kinds == "infer":
+        schema = with_kinds(schema, table, notes.append)
     parts = {part: table.loc[rows.index] for part, rows in parts.items()}
     return Study(table, schema, pd.DataFrame.from_dict(steps, orient="index"), tuple(notes), parts, widths)
 
@@ -146,6 +152,21 @@ def by_day(wide: pd.DataFrame, day: pd.Series, say: Say = unsaid) -> pd.DataFram
     if falls:
         say(f"day: falls {falls:,} times as VISITNUM rises, over all visits; rows are sorted by day.")
     return table.sort_values(["patient", "day"], ignore_index=True)
+
+
+def with_kinds(schema: Schema, table: pd.DataFrame, say: Say = unsaid) -> Schema:
+    """The schema with the kinds of measurements that `Schema.infer` proposes on these rows."""
+    found = Schema.infer(
+        table, instance=schema.instance, time=schema.time, measurements=schema.measurements,
+        covariates=dict(schema.covariates),
+    )  # fmt: skip
+    named = [
+        f"{', '.join(name for name, each in found.kinds.items() if each == kind)} {kind}"
+        for kind in dict.fromkeys(found.kinds.values())
+    ]
+    rest = len(schema.measurements) - len(found.kinds)
+    say(f"kinds of measurements, as their values suggest: {'; '.join([*named, f'{rest} gaussian'])}.")
+    return replace(schema, kinds=found.kinds)
 
 
 def states(
@@ -170,7 +191,9 @@ def kept(wide: pd.DataFrame, step: str, steps: dict[str, dict[str, float]]) -> p
     return wide
 
 
-def _check(min_column: float, min_row: float, min_visits: int, events: int, medications: int, scaling: str) -> None:
+def _check(
+    min_column: float, min_row: float, min_visits: int, events: int, medications: int, scaling: str, kinds: str
+) -> None:
     for name, share in (("min_column", min_column), ("min_row", min_row)):
         if not 0.0 <= share <= 1.0:
             raise ValueError(f"{name} is {share}; expected a share between 0 and 1.")
@@ -179,3 +202,5 @@ def _check(min_column: float, min_row: float, min_visits: int, events: int, medi
             raise ValueError(f"{name} is {count}; expected at least {least}.")
     if scaling not in ("none", *get_args(Scaling)):
         raise ValueError(f"scaling is {scaling!r}; expected none, {' or '.join(get_args(Scaling))}.")
+    if kinds not in get_args(Kinds):
+        raise ValueError(f"kinds is {kinds!r}; expected {' or '.join(get_args(Kinds))}.")

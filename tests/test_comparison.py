@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -323,3 +324,13 @@ def test_the_table_of_real_data_shows_means_over_folds(tmp_path):
     assert found.index.tolist() == ["VAE", "CVAE"]
     assert found["rmse"].tolist() == ["1.500 ± 0.500"] * 2
     assert program.markdown(found).split("\n")[2] == "| `VAE` | 1.500 ± 0.500 | 2 |"
+
+
+def test_the_page_shows_the_tables_of_what_was_run():
+    from reproduction.models import compare as program
+
+    page = (Path(program.__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    run = [name for name in program.DATASETS if program.file(name, program.FOLDER).exists()]
+    assert run
+    for name in run:
+        assert program.markdown(program.table(name, program.FOLDER)) in page, name

@@ -32,7 +32,7 @@ MODELS = ("VAE", "HIVAE", "MIWAE", "NotMIWAE", "CVAE", "GPVAE", "GPPVAE", "LVAE"
 SERIES = {"GPVAE", "GPPVAE", "LVAE"}  # which need patients and times
 TRAINING = {"encoder_dropout": 0.6}  # of all: held-out rows have gaps that training rows lack
 DATASETS = ("pbc", "cdisc", "digits", "health")
-SHOWN = ("nll", "crps", "rmse", "coverage90", "x_rmse", "x_accuracy", "predict_crps", "predict_rmse", "seconds")
+SHOWN = ("nll", "crps", "rmse", "coverage90", "x_rmse", "x_accuracy", "predict_crps", "predict_rmse")
 KNOWN_VISITS = 10  # of 20, of the patients whose later visits are asked for
 
 
@@ -133,8 +133,6 @@ def _ordered(names: Iterable[str]) -> list[str]:
 def _cell(score: str, mean: float, error: float) -> str:
     if np.isnan(mean):
         return ""
-    if score == "seconds":
-        return f"{mean:.0f}"
     return f"{mean:.3f}" + ("" if np.isnan(error) else f" ± {error:.3f}")
 
 

@@ -98,10 +98,8 @@ def test_scores_are_those_of_the_models_themselves():
             truth = part.test[name].to_numpy()[gone] / part.train[name].std(ddof=0)
             gaps = np.abs(said[:, None] - said[None]).sum((0, 1)) / (20 * 19)
             total += (np.abs(said - truth).mean(0) - gaps / 2).sum()
-            inside += (
-                (truth >= np.quantile(said, 0.05, axis=0, method="weibull"))
-                & (truth <= np.quantile(said, 0.95, axis=0, method="weibull"))
-            ).sum()
+            low, high = np.quantile(said, [0.05, 0.95], axis=0, method="weibull")
+            inside += ((truth >= low) & (truth <= high)).sum()
             entries += gone.sum()
         once = ~part.test["id"].duplicated() & part.hidden["sex"].isna()
         guess = pd.concat([part["sex"] for _, part in drawn.reset_index().groupby("draw")], axis=1, ignore_index=True)

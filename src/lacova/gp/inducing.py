@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from sklearn.cluster import kmeans_plusplus
 from torch import Tensor, nn
 
 from lacova.covariates.space import CovariateSpace
@@ -107,4 +106,6 @@ def spread_rows(features: Tensor, count: int, seed: int) -> Tensor:
     count = min(count, len(np.unique(values, axis=0)))
     if count == 0:
         return torch.zeros(0, dtype=torch.long)
+    from sklearn.cluster import kmeans_plusplus  # slow to import
+
     return torch.as_tensor(kmeans_plusplus(values, count, random_state=seed)[1])

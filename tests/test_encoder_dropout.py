@@ -86,19 +86,3 @@ def test_gaps_that_training_rows_do_not_have_are_coped_with():
 def test_a_share_is_between_none_and_all():
     with pytest.raises(ValueError, match=r"encoder_dropout must lie in \[0, 1\], got 1.5"):
         FitOptions(encoder_dropout=1.5)
-
-
-@pytest.mark.parametrize(
-    ("name", "told", "share"),
-    [("VAE", {}, 0.0), ("GPPriorVAE", {}, 0.0), ("CVAE", {}, 0.6), ("CVAE", {"encoder_dropout": 0.1}, 0.1)],
-)  # fmt: skip
-def test_which_models_do_so_unless_told_otherwise(name, told, share):
-    table = pd.DataFrame({"age": np.arange(20.0), "a": np.arange(20.0) % 3, "b": np.arange(20.0) % 4})
-    model = getattr(lacova, name)(lacova.Schema(["a", "b"], {"age": "continuous"}), latent_dim=1)
-    trained = []
-    for options in (told, {**told, "encoder_dropout": share}):
-        model.fit(table, max_epochs=2, device="cpu", **options)
-        trained.append(model.training["elbo"].tolist())
-    assert trained[0] == trained[1]
-    model.fit(table, max_epochs=2, device="cpu", **{**told, "encoder_dropout": 0.3})
-    assert trained[0] != model.training["elbo"].tolist()

@@ -673,7 +673,7 @@ def test_elbo_names_its_terms(fitted):
 
 def test_fit_options_are_those_of_the_fit():
     model = MODELS["cvae"](SCHEMA).fit(visits(), max_epochs=2, seed=3, batch_size=4)
-    usual = {"learning_rate": 3e-3, "latent_weight": 100.0, "recall": 1.0, "encoder_dropout": 0.6}
+    usual = {"learning_rate": 3e-3, "latent_weight": 100.0, "recall": 1.0}
     assert model._options == FitOptions(max_epochs=2, seed=3, batch_size=4, **usual)
 
 

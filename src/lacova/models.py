@@ -143,7 +143,6 @@ class Model(Answering, ABC):
 
     decoder_sees_x: bool
     latent_weight: float
-    encoder_dropout: float = 0.0
     stored: bool = False  # whether `lacova.load` knows the class; those derived from it must say so themselves
     settled: ClassVar[tuple[str, ...]] = ()  # arguments of its bases that a model decides itself
     importance: int = 1  # draws that are weighted, unless a fit says otherwise
@@ -200,7 +199,6 @@ class Model(Answering, ABC):
             "batch_size": 100 if rows else 10,
             "learning_rate": 1e-3 if rows else 3e-3,
             "latent_weight": self.latent_weight,
-            "encoder_dropout": self.encoder_dropout,
             "recall": float(self.covariates in ("joint", "factorised")),
             "importance": self.importance,
         }
@@ -437,7 +435,6 @@ class CVAE(Model):
 
     decoder_sees_x = True
     latent_weight = 100.0
-    encoder_dropout = 0.6
     stored = True
 
     def __init__(

@@ -34,7 +34,7 @@ class FitOptions:
             Models whose q sees y have 1.
         encoder_dropout: in every step, each row hides a share of its observed measurements from the encoder, anything
             between none and this, but never all it has; the bound asks for all of them. The encoder learns to cope with
-            gaps that training rows lack. See docs/models.md for which models do so unless told otherwise.
+            gaps that training rows lack. See docs/models.md for when that helps.
         prior_every: after so many epochs each time, the covariate prior takes a step towards the training covariates as
             q completes them; None leaves it as it was fitted to the observed entries.
         samples: draws of continuous x_u and of z per row and step.

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from reproduction.clinical import peers
+from reproduction.clinical import peers, study
 from reproduction.clinical.tasks import Task, scores
 
 from lacova import Schema
@@ -59,3 +59,10 @@ def test_peers_that_see_covariates_use_numbers_and_categories(name):
 def test_peers_without_draws_give_one_point(name):
     asked = question()
     assert peers.PEERS[name](asked, 0).shape == (1, *asked.truth.shape)
+
+
+def test_what_is_trained_otherwise_is_not_put_among_the_results(monkeypatch, tmp_path):
+    words = ["study", "run", "--data", str(tmp_path), "--fit", '{"max_epochs": 1}']
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit, match="name another file for it, --results"):
+        study.main()

@@ -309,6 +309,7 @@ def test_from_the_shell(tmp_path, capsys):
     for bad, said in (
         (["--models", "VAE,VAE"], "names VAE twice"), (["--models", "XAE"], "no model 'XAE'"),
         (["--schema", str(tmp_path / "none.toml")], "there is no file"), (["--folds", "40"], "folds is 40"),
+        (["--set", "latent_dim=2"], "says again what --latent-dim says"),
     ):  # fmt: skip
         assert main([*words, *bad]) == 1
         assert said in capsys.readouterr().err

@@ -106,10 +106,8 @@ def _numbers(task: Task) -> tuple[Floats, Floats, Callable[[Floats], Floats]]:
     for name, kind in task.schema.covariates.items():
         if kind == "continuous":
             columns.append(both[[name]].astype(float))
-        else:  # without the first level, which is the others' complement
-            levels = sorted(both[name].dropna().unique(), key=str)[1:]
-            hot = {f"{name}={level}": (both[name] == level).where(both[name].notna()).astype(float) for level in levels}
-            columns.append(pd.DataFrame(hot))
+        else:
+            columns.append(_indicators(both[name], both[name]))
     wide = pd.concat([*columns, both[task.measurements].astype(float)], axis=1)
     mean, spread = wide.loc["train"].mean(), wide.loc["train"].std().replace(0.0, 1.0).fillna(1.0)
     wide = (wide - mean) / spread
@@ -117,6 +115,13 @@ def _numbers(task: Task) -> tuple[Floats, Floats, Callable[[Floats], Floats]]:
     at = [wide.columns.get_loc(name) for name in task.measurements]
     shift, scale = mean[task.measurements].to_numpy(), spread[task.measurements].to_numpy()
     return wide.loc["train"].to_numpy(), wide.loc["test"].to_numpy(), lambda filled: filled[:, at] * scale + shift
+
+
+def _indicators(column: pd.Series[Any], known: pd.Series[Any]) -> pd.DataFrame:
+    """Of a category, for each level that is known but the first, which is the others' complement; NaN at gaps."""
+    levels = sorted(known.dropna().unique(), key=str)[1:]
+    hot = {f"{column.name}={level}": (column == level).where(column.notna()).astype(float) for level in levels}
+    return pd.DataFrame(hot, index=column.index)
 
 
 def _chained(task: Task, regressor: Callable[[int], Any], seed: int, fits: int, each: int, **settings: Any) -> Floats:
@@ -173,20 +178,13 @@ def _mixed(task: Task, name: str, shift: float, scale: float) -> tuple[Floats, F
 
     instance, time = task.schema.instance, task.schema.time
     fixed = [q for q in task.schema.covariates if q != time]
-    levels = {
-        q: sorted(task.train[q].dropna().unique(), key=str)[1:]  # the first is the others' complement
-        for q in fixed
-        if task.schema.covariates[q] != "continuous"
-    }
 
     def numbers(frame: pd.DataFrame) -> pd.DataFrame:
-        columns: dict[str, Any] = {}
-        for q in fixed:
-            for level in levels.get(q, ()):
-                columns[f"{q}={level}"] = (frame[q] == level).where(frame[q].notna()).astype(float)
-            if q not in levels:
-                columns[q] = frame[q].astype(float)
-        return pd.DataFrame(columns, index=frame.index)
+        kinds = task.schema.covariates
+        return pd.concat([
+            frame[[q]].astype(float) if kinds[q] == "continuous" else _indicators(frame[q], task.train[q])
+            for q in fixed
+        ], axis=1)  # fmt: skip
 
     centre, spread = numbers(task.train).mean(), numbers(task.train).std().replace(0.0, 1.0).fillna(1.0)
 

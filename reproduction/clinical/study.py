@@ -85,6 +85,8 @@ def compute(
 def run(options: argparse.Namespace) -> int:
     if options.data is None:
         raise SystemExit("name the folder of the data: --data, or the environment variable LACOVA_DATA.")
+    if options.fit and options.results == RESULTS:
+        raise SystemExit("--fit trains otherwise than the study does: name another file for it, --results.")
     results.mend(options.results)
     done = {tuple(line[k] for k in KEY) for line in results.read(options.results, KEY)}
     jobs = []
@@ -120,9 +122,7 @@ def main() -> int:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument(
-        "--fit", type=json.loads, default={}, help="further options of fit, as JSON; then name --results"
-    )
+    parser.add_argument("--fit", type=json.loads, default={}, help="further options of fit, as JSON; with --results")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     options.data = None if options.data is None else Path(options.data)

@@ -40,7 +40,7 @@ def file(name: str, folder: Path) -> Path:
     return folder / f"{name}.jsonl"
 
 
-def settings(name: str, table: str) -> dict[str, Any]:
+def settings(table: str) -> dict[str, Any]:
     """Of a model: laboratory values are skewed, images have wide networks."""
     if table not in ("digits", "health"):
         return {"latent_dim": 8, "scaling": "normal"}
@@ -66,7 +66,7 @@ def run(name: str, options: argparse.Namespace) -> None:
     table, schema = load(name, options)
     able = [model for model in options.models if schema.instance is not None or model not in SERIES]
     lacova.compare(
-        table, schema, {model: (model, settings(model, name)) for model in able}, folds=options.folds, seed=0,
+        table, schema, {model: (model, settings(name)) for model in able}, folds=options.folds, seed=0,
         draws=options.draws, device=options.device, checkpoint=file(name, options.folder), progress=True,
         max_epochs=options.epochs, **options.fit,
     )  # fmt: skip
@@ -86,11 +86,11 @@ def health(options: argparse.Namespace) -> None:
         known = ~train & (rows["age"] < KNOWN_VISITS)
         asked = ~train & ~known
         for name in options.models:
-            key = f"{name} {options.patients} {options.epochs} {seed}"
+            key = f"{name} {options.patients} {options.epochs} {seed} {json.dumps(options.fit, sort_keys=True)}"
             if key in done:
                 continue
             started = time.perf_counter()
-            model = getattr(lacova, name)(schema, **settings(name, "health"))
+            model = getattr(lacova, name)(schema, **settings("health"))
             model.fit(
                 rows[train & ~validation], rows[validation], max_epochs=options.epochs, seed=seed,
                 device=options.device, progress=False, **options.fit,

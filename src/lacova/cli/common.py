@@ -74,10 +74,11 @@ def say(text: str, quiet: bool) -> None:
         typer.echo(text, err=True)
 
 
-def settings_of(given: list[str] | None) -> dict[str, Any]:
-    """What --set says: values as TOML has them, and else as words."""
+def settings_of(given: list[str] | None, told: Mapping[str, Any]) -> dict[str, Any]:
+    """What --set says, values as TOML has them and else as words, beside what other options have told."""
     import tomllib
 
+    known = {name: value for name, value in told.items() if value is not None}
     found: dict[str, Any] = {}
     for text in given or ():
         name, equals, value = text.partition("=")
@@ -86,11 +87,14 @@ def settings_of(given: list[str] | None) -> dict[str, Any]:
             raise ValueError(f"--set is {text!r}; expected NAME=VALUE, such as --set scaling=normal.")
         if name in found:
             raise ValueError(f"--set gives {name} twice; once is enough.")
+        if name in known:
+            option = name.removeprefix("max_").replace("_", "-")
+            raise ValueError(f"--set {name}=… says again what --{option} says; leave one out.")
         try:
             found[name] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
             found[name] = value.strip()
-    return found
+    return known | found
 
 
 def short(value: float) -> str:

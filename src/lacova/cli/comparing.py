@@ -17,7 +17,7 @@ from lacova.cli.common import (
     deliver,
     finite,
     print_json,
-    read,
+    read_whole,
     settings_of,
     short,
 )
@@ -61,21 +61,20 @@ def compare(
         check_output(out)
     if not schema.exists():
         raise DataError(f"there is no file {schema}; `lacova schema {data} --out {schema}` proposes one.")
-    roles, table = Schema.from_toml(schema), read(data, False)
-    if isinstance(table, Path):
-        raise ValueError(f"{data} is a folder or a large file; compare reads tables whole: give it a part of the rows.")
+    roles, table = Schema.from_toml(schema), read_whole(data)
     names = [name.strip() for name in models.split(",") if name.strip()]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise ValueError(f"--models names {twice[0]} twice; once is enough.")
-    common = {"latent_dim": latent_dim, **settings_of(settings)}
-    entries = {}
-    for label in names:
-        name, colon, treatment = label.partition(":")
-        entries[label] = (name, common | ({"covariates": treatment} if colon else {}))
+    common = settings_of(settings, {"latent_dim": latent_dim, "max_epochs": epochs})
+    treated = {name: name.partition(":") for name in names}
+    entries = {
+        label: (name, common | ({"covariates": treatment} if treatment else {}))
+        for label, (name, _, treatment) in treated.items()
+    }
     found = run(
         table, roles, entries, folds=folds, hide=hide, draws=draws, seed=seed, device=device, checkpoint=resume,
-        progress=False if quiet else None, max_epochs=epochs,
+        progress=False if quiet else None,
     )  # fmt: skip
     if out is not None:
         deliver(found.reset_index(), out, quiet)

@@ -88,7 +88,7 @@ def fit(
         "latent_dim": latent_dim, "prior": prior, "covariates": covariates, "batch_size": batch_size,
         "max_epochs": epochs,
     }  # fmt: skip
-    learner, more = _learner(roles, model, {k: v for k, v in told.items() if v is not None}, settings_of(settings))
+    learner, more = _learner(roles, model, settings_of(settings, told))
     if validation is None:
         table, held_out = _split(read(data, stream), roles, validation_share, seed)
     else:
@@ -151,20 +151,17 @@ def _rows(data: Path, table: Any, held_out: Any) -> str:
     return f"{rows}, {len(held_out)} more to stop early on" if isinstance(held_out, pd.DataFrame) else rows
 
 
-def _learner(roles: Schema, name: str, told: dict[str, Any], settings: dict[str, Any]) -> tuple[Model, dict[str, Any]]:
+def _learner(roles: Schema, name: str, settings: dict[str, Any]) -> tuple[Model, dict[str, Any]]:
     """The model that was asked for, or that suits the schema, and options of its training."""
     from lacova.models import GPPriorVAE
     from lacova.named import class_of, made
 
-    if twice := [each for each in settings if each in told]:
-        option = twice[0].removeprefix("max_").replace("_", "-")
-        raise ValueError(f"--set {twice[0]}=… says again what --{option} says; leave one out.")
     if name == "auto":
         name = "cvae" if roles.instance is None and roles.time is None else "gp"
     name = {"gp": "GPPriorVAE"}.get(name.lower(), name)
-    if "prior" in told and not issubclass(class_of(name), GPPriorVAE):
+    if "prior" in settings and not issubclass(class_of(name), GPPriorVAE):
         raise ValueError("--prior is a formula for the GP prior; add --model gp.")
-    return made(name, roles, told | settings)
+    return made(name, roles, settings)
 
 
 def _check_run(out: Path, force: bool) -> None:

@@ -17,7 +17,7 @@ from lacova.covariates.space import CovariateSpace
 from lacova.objective import elbo, log_likelihood, weighted
 from lacova.priors import History
 from lacova.series import NUGGET, SeriesPrior
-from lacova.structured import REACH, ChainEncoder
+from lacova.structured import ChainEncoder
 from lacova.table import Table
 
 SPACE = CovariateSpace(("day", "age"), (0, 0), (False, False))
@@ -58,7 +58,7 @@ class Told(nn.Module):
 
 
 def chained(batch, seed=1):
-    """q(Z) of a batch with known parameters: mean, log-variance and the coefficient before tanh (N×L each)."""
+    """q(Z) of a batch with known parameters: mean, log-variance and artanh of the correlation (N×L each)."""
     told = torch.randn(len(batch), 3 * LATENT, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     encoder = ChainEncoder(Dense((4,), ()), 3, 3 * LATENT, LATENT, time=TIME)
     encoder.head = Told(encoder.measurements.width)
@@ -78,7 +78,10 @@ def precision(series, log_var, raw, l):  # noqa: E741
     for k, i in enumerate(series):
         b[k, k] = torch.exp(-0.5 * log_var[i, l])
         if k + 1 < len(series):
-            b[k, k + 1] = -REACH * torch.tanh(raw[i, l] / REACH) * b[k, k]
+            r = torch.tanh(raw[i, l])
+            slope = r * torch.exp(0.5 * (log_var[i, l] - log_var[series[k + 1], l]))
+            b[k, k] /= (1 - r**2).sqrt()
+            b[k, k + 1] = -slope * b[k, k]
     return b.mT @ b
 
 
@@ -128,6 +131,21 @@ def test_draws_have_the_inverse_of_the_banded_precision_as_covariance():
         expected[i, :, :, i] = torch.eye(LATENT)
     close(spread, expected)
     close(q.var, torch.stack([spread[i].diagonal(dim1=0, dim2=1)[i] for i in range(n)]))
+
+
+def test_a_long_series_has_the_variances_it_is_told():
+    """Each visit varies more than the next, and is tied to it: coefficients on it are beyond 1 all along the series."""
+    days = torch.arange(60.0)[:, None]
+    table = Table(torch.ones(60, 1), torch.ones(60, 1, dtype=torch.bool), days, torch.ones(60, 1, dtype=torch.bool),
+                  torch.zeros(60, dtype=torch.long), ("p",))  # fmt: skip
+    batch = Batches(table).batch(torch.tensor([0]))
+    encoder = ChainEncoder(Dense((4,), ()), 1, 0, 1, time=0)
+    falling = torch.linspace(2.0, -6.0, 60)
+    encoder.head = Given(torch.stack([torch.zeros(60), falling, torch.full((60,), 9.0)], dim=1))
+    q = encoder.latents(batch.y, batch, torch.zeros(60, 0))
+    close(q.chain.root[0, 0].square().sum(-1), falling.exp(), rtol=1e-5)
+    close(q.var[:, 0], falling.exp(), rtol=1e-5)
+    assert q.chain.root.diagonal(dim1=-2, dim2=-1).min() > 0
 
 
 @pytest.mark.parametrize("kernel", ["cauchy", "se"])
@@ -286,9 +304,9 @@ def test_the_bound_meets_the_likelihood_at_the_true_posterior():
     k = covariance(days.tolist(), scale=vae.prior.log_length_scale.exp().item())
     spread = torch.linalg.inv(torch.linalg.inv(k) + (loading**2 / noise).sum() * torch.eye(2))
     mean = spread @ (y @ (loading / noise))
-    rho = spread[0, 1] / spread[1, 1]  # of the first visit on the second
-    var = torch.stack([spread[0, 0] - rho * spread[0, 1], spread[1, 1]])
-    vae.encoder.head = Given(torch.stack([mean, var.log(), REACH * (torch.stack([rho, rho]) / REACH).atanh()], dim=1))
+    var = spread.diagonal()
+    tie = (spread[0, 1] / var.prod().sqrt()).atanh()
+    vae.encoder.head = Given(torch.stack([mean, var.log(), torch.stack([tie, tie])], dim=1))
     vae.decoder = Given(lambda z: z * loading)
     full, x = torch.ones(2, 2, dtype=torch.bool), days[:, None]
     table = Table(y, full, x, full[:, :1], torch.tensor([0, 0]), ("p",))

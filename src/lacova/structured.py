@@ -16,29 +16,29 @@ from lacova.networks import LOG_VAR_RANGE, Conv, Decoder, Dense, Encoder
 # Log-variances of a chain start here. Uncertain draws are rough, which costs so much under a smooth prior that q would
 # first unlearn to look at the measurements, and take several times as many steps.
 START = -4.0
-# Coefficients of a chain lie within ±REACH. The best chain for a smooth prior has some beyond ±1, where the visit after
-# tells much more than the visit itself; without a bound, their products along a long series could overflow.
-REACH = 3.0
+# A correlation is the tanh of a number within ±TIGHT, at most 0.99999.
+TIGHT = 6.0
 
 
 class ChainEncoder(Encoder):
     """q(Z) of a patient as a chain along time, with a tridiagonal precision Bᵀ B for each latent dimension.
 
-    Visits with a measurement are put in the order of time. Each gives a mean m_i, a standard deviation s_i and a
-    coefficient ρ_i, and the draw goes backwards in time:
+    Visits with a measurement are put in the order of time. Each gives a mean m_i, a standard deviation s_i and its
+    correlation r_i with the next, and the draw goes backwards in time:
 
-        z_i = m_i + s_i ε_i + ρ_i (z_{i+1} − m_{i+1})
+        z_i = m_i + s_i u_i,   u_i = r_i u_{i+1} + √(1 − r_i²) ε_i
 
-    That is z = m + B⁻¹ε with B upper bidiagonal, 1/s_i on the diagonal and −ρ_i/s_i beside it. Visits see the one
-    before and the one after, and the time between, as a convolution along time would, but at irregular times. Rows
-    without any measurement are in no chain: given the others they follow the prior, which is the best q of them, and
-    their KL is zero. Where a time is missing, what the covariate prior expects of it decides the order; any order
-    gives a bound.
+    That is z = m + B⁻¹ε with B upper bidiagonal, and every such B can be had so. s_i is the standard deviation of z_i
+    itself, so that no series is too long: coefficients on z_{i+1}, which exceed 1 where the next visit tells more
+    than the visit itself, would multiply along it. Visits see the one before and the one after, and the time between,
+    as a convolution along time would, but at irregular times. Rows without any measurement are in no chain: given the
+    others they follow the prior, which is the best q of them, and their KL is zero. Where a time is missing, what the
+    covariate prior expects of it decides the order; any order gives a bound.
 
     Args:
         architecture, measurements, features, latent_dim: as of `Encoder`.
         time: the column of X that holds it.
-        banded: False for ρ = 0, independent rows.
+        banded: False for r = 0, independent rows.
     """
 
     def __init__(
@@ -67,13 +67,10 @@ class ChainEncoder(Encoder):
         out = self.head(torch.cat(seen, dim=1)).unflatten(1, (3 if self.banded else 2, -1))
         out = torch.empty_like(out).index_copy(0, line.order, out)  # as the rows stand in the batch
         mean, spread = out[:, 0], (0.5 * out[:, 1].clamp(*LOG_VAR_RANGE)).exp()
-        rho = REACH * (out[:, 2] / REACH).tanh() if self.banded else torch.zeros_like(mean)
-        chain = line.chain(spread, rho, batch.longest)
+        tie = out[:, 2].clamp(-TIGHT, TIGHT) if self.banded else torch.zeros_like(mean)
+        chain = line.chain(spread, tie, batch.longest)
         with_y = batch.y_mask.any(1)[:, None]
-        places = torch.where(chain.filled, chain.places, len(mean)).flatten()
-        marginal = chain.root.square().sum(-1).movedim(0, -1).flatten(0, 1)
-        var = torch.ones_like(torch.cat([mean, mean[:1]])).index_copy(0, places, marginal)[:-1]
-        return Latents(torch.where(with_y, mean, 0.0), var, chain)
+        return Latents(torch.where(with_y, mean, 0.0), torch.where(with_y, spread.square(), 1.0), chain)
 
 
 class _Line:
@@ -92,21 +89,21 @@ class _Line:
         self.order, self.counts, self.last = order, counts[:-1], counts[here] - 1
         self.rank = torch.arange(len(order), device=order.device) - self.start[here]
 
-    def chain(self, spread: Tensor, coefficient: Tensor, longest: int | None) -> Chain:
-        """With R = B⁻¹ from the standard deviations and coefficients of each row (N×L)."""
+    def chain(self, spread: Tensor, tie: Tensor, longest: int | None) -> Chain:
+        """With R = B⁻¹ from the standard deviations and artanh r of each row (N×L)."""
         size = max(1, int(self.counts.max()) if longest is None else longest)
         place = torch.arange(size, device=spread.device)
         filled = place < self.counts[:, None]
         at = torch.where(filled, self.start[:-1, None] + place, 0)
         chain = Chain(torch.where(filled, self.order[at], 0), filled, spread)
-        s = chain.gather(spread) + (~filled)
-        # B = diag(1/s) (I − diag(ρ) shift): the last visit of a patient has no one after it.
-        after = filled & (place + 1 < self.counts[:, None])
-        rho = (chain.gather(coefficient) * after)[..., :-1]
-        eye = identity(size, s.dtype, s.device)
-        link = eye - torch.diag_embed(rho, offset=1)
+        after = filled & (place + 1 < self.counts[:, None])  # the last visit of a patient has no one after it
+        tie = chain.gather(tie) * after
+        # u = (I − diag(r) shift)⁻¹ diag(√(1 − r²)) ε
+        eye = identity(size, tie.dtype, tie.device)
+        link = eye - torch.diag_embed(tie.tanh()[..., :-1], offset=1)
         inverse: Tensor = torch.linalg.solve_triangular(link, eye.expand_as(link), upper=True, unitriangular=True)
-        return chain._replace(root=inverse * s[..., None, :])
+        deviation = chain.gather(spread) + (~filled)
+        return chain._replace(root=deviation[..., None] * inverse / tie.cosh()[..., None, :])
 
 
 def _in_time(batch: Batch, time: Tensor) -> _Line:

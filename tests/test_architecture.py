@@ -40,6 +40,7 @@ ORDER = [
     "structured",
     "families",
     "likelihoods",
+    "slopes",
     "intercepts",
     "missingness",
     "covariates.belief",

@@ -87,7 +87,10 @@ def test_what_is_known_of_a_share(effects):
         assert known.loc[component, measurement] > 0.85 * shares.loc[component, measurement]
     nothing = known.loc[["gp(day)", "gp(dose)", "cat(arm)", "cat(id)"], "level"]
     assert nothing.max() < 0.02
+    nothing = nothing.drop("cat(arm)")  # the arms of 80 patients differ by chance
     assert nothing.sum() < 0.5 * shares.loc[nothing.index, "level"].sum()  # most of which is what is not known
+    arm = of(effects, "cat(arm)", "level").join(trial()["arm"]).groupby("arm")[["mean", "sd"]].mean()
+    assert abs(arm["mean"].diff().iloc[1]) < 2 * arm["sd"].pow(2).sum() ** 0.5
 
 
 def test_the_variance_of_the_posterior_mean_is_the_covariance_of_two_draws():

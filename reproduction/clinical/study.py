@@ -34,6 +34,7 @@ OURS: dict[str, dict[str, Any]] = {  # one setting for all tasks and tables, and
     "lacova": {"scaling": "normal"},
     "standard scaling": {},
     "constant levels": {"scaling": "normal", "patient_effects": "level"},
+    "without slopes": {"scaling": "normal", "level_slopes": False},
     "without levels": {"scaling": "normal", "patient_effects": False},
 }
 METHODS = (*PEERS, *OURS)

@@ -111,7 +111,8 @@ def table(name: str, folder: Path) -> pd.DataFrame:
         return lines
     shown = [score for score in SHOWN if score in lines and lines[score].notna().any()]
     groups = lines.astype(dict.fromkeys(shown, float)).groupby("model", sort=False)[shown]
-    mean, error, count = groups.mean(), groups.sem(), groups.size()
+    mean = groups.agg(lambda column: column.mean(skipna=False))  # blank where a fold has no figure
+    error, count = groups.sem(), groups.size()
     cells = {
         model: {score: _cell(score, mean.at[model, score], error.at[model, score]) for score in shown}
         for model in _ordered(mean.index)

@@ -2,7 +2,9 @@
 
 With z = Σ_r f_r + ε, the effect of component r at a row is m(z) − m(z − f_r), where m(z) is the mean of y, in its own
 units, that the decoder gives at z and at the patient's level: what that mean loses when the component's part of z is
-taken away. The components are drawn jointly, given all measurements of the row's patient.
+taken away. Levels depend on visit-constant covariates: what they owe to one of them is part of the effect of the
+component with that covariate, alone or beside the time, if there is one. The components are drawn jointly, given all
+measurements of the row's patient.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ from torch import Tensor
 from lacova.batches import Batch
 from lacova.dataframes import Frame
 from lacova.labels import among
-from lacova.likelihoods import MixedLikelihood
 from lacova.longform import gather, long_form, summary
 from lacova.moments import Moments
 from lacova.predict import chunks, history_of
@@ -80,7 +81,8 @@ def measure(
     noise = torch.zeros(len(moments.names), dtype=torch.float64)
     if vae.intercepts is not None:
         names = (*names, LEVEL)
-    for part in _draws(vae, moments, table, draws, generator, trained):
+    owners = _owners(vae, codec.schema.time)
+    for part in _draws(vae, moments, table, owners, draws, generator, trained):
         effects = torch.stack(part.components, dim=2)  # draws×n×R×D
         found.append((part.rows, summary(effects, interval) | {"sd": effects.std(0, correction=0).cpu()}))
         spread.add(torch.cat([effects, part.visit[:, :, None]], dim=2))
@@ -133,13 +135,14 @@ class _Spread:
 
 @torch.no_grad()
 def _draws(
-    vae: ConditionalVAE, moments: Moments, table: Table, draws: int, generator: torch.Generator, trained: Container[Any]
-) -> Iterator[_Parts]:
+    vae: ConditionalVAE, moments: Moments, table: Table, owners: dict[str, int], draws: int,
+    generator: torch.Generator, trained: Container[Any],
+) -> Iterator[_Parts]:  # fmt: skip
     prior = vae.prior
     assert isinstance(prior, GPPrior)
     count = len(prior.kernel.components)
     known = torch.as_tensor(among(table.labels, trained))
-    shift = prior.draw_shared(draws, generator)
+    shift, slopes = prior.draw_shared(draws, generator), vae.draw_slopes(draws, generator)
     for rows, batch in chunks(table, draws, width=count * max(prior.width, table.y.shape[1])):
         x = vae.draw_covariates(batch, draws, generator)
         versions = x[:1] if batch.x_mask.all() else x
@@ -150,25 +153,46 @@ def _draws(
         f = prior.sample_components(versions, batch.patient, shift, generator, history)  # draws×n×R×L
         noise = prior.noise.sqrt().to(x.dtype) * _normal((draws, len(batch), vae.latent_dim), x, generator)
         z = f.sum(2) + noise
-        level = 0.0 if vae.intercepts is None else _levels(vae, batch, x, generator)
+        level, owed = _levels(vae, batch, x, slopes, owners, generator)
         mean, spread = moments(_decode(vae, z, x) + level)
-        parts = [mean - moments(_decode(vae, z - f[:, :, r], x) + level)[0] for r in range(count)]
+        parts = [mean - moments(_decode(vae, z - f[:, :, r], x) + level - owed.get(r, 0.0))[0] for r in range(count)]
         if vae.intercepts is not None:
-            parts.append(mean - moments(_decode(vae, z, x))[0])
+            parts.append(mean - moments(_decode(vae, z, x) + sum(owed.values()))[0])
         visit = mean - moments(_decode(vae, z - noise, x) + level)[0]
         yield _Parts(rows, parts, visit, spread.mean(0).sum(0))
 
 
-def _levels(vae: ConditionalVAE, batch: Batch, x: Tensor, generator: torch.Generator) -> Tensor:
-    """Draws of the level of each row's patient, as part of the decoder's outputs (draws×n×outputs)."""
-    assert vae.intercepts is not None
+def _owners(vae: ConditionalVAE, time: str | None) -> dict[str, int]:
+    """The component that takes the slopes of each covariate: the first of the fewest columns."""
+    assert isinstance(vae.prior, GPPrior)
+    found: dict[str, int] = {}
+    order = sorted(enumerate(vae.prior.kernel.components), key=lambda each: len(each[1].columns))
+    for r, component in order:
+        names = [name for name in component.columns if name != time]
+        if len(names) == 1 and not component.instance:
+            found.setdefault(names[0], r)
+    return found
+
+
+def _levels(
+    vae: ConditionalVAE, batch: Batch, x: Tensor, slopes: Tensor | None, owners: dict[str, int],
+    generator: torch.Generator,
+) -> tuple[Tensor | float, dict[int, Tensor]]:  # fmt: skip
+    """Draws of the level of each row's patient, as part of the decoder's outputs, and what components have of it."""
+    own = vae.intercepts
+    if own is None:
+        return 0.0, {}
     mean, var = vae.encode(batch)
     z = mean + var.sqrt() * _normal((len(x), *mean.shape), x, generator)
     outputs = _decode(vae, z, x)
-    drawn = vae.intercepts.draw(*vae.levelled(outputs, batch), generator).drawn
-    if not isinstance(vae.likelihood, MixedLikelihood):
-        return drawn
-    return torch.zeros_like(outputs).index_copy_(-1, vae.likelihood.gaussian[1], drawn)
+    nothing = torch.zeros_like(outputs)
+    owed: dict[int, Tensor] = {}
+    if own.slopes is not None and slopes is not None:
+        for name in own.slopes.names:
+            if (r := owners.get(name)) is not None:
+                owed[r] = vae.levels_at(nothing, own.usual(batch, slopes * own.slopes.of(name)))
+    drawn = own.draw(*vae.levelled(outputs, batch), generator, slopes).drawn
+    return vae.levels_at(nothing, drawn), owed
 
 
 def _decode(vae: ConditionalVAE, z: Tensor, x: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ def imputation_draws(
     Covariates are drawn once for all rows of a patient, so that all of them have the same visit-constant ones.
     """
     known = torch.as_tensor(among(table.labels, trained))
-    gaps = not table.y_mask.any(1).all()
+    gaps, slopes = not table.y_mask.any(1).all(), vae.draw_slopes(draws, generator)
     for rows, batch in chunks(table, draws, generator if alone else None, vae.prior.width if gaps else 1):
         seen, x = batch.y_mask.any(1), vae.draw_covariates(batch, draws, generator)
         if seen.any():
@@ -37,8 +37,9 @@ def imputation_draws(
             noise = torch.randn(draws, *q.mean.shape, generator=generator, device=x.device, dtype=q.mean.dtype)
             z, mine = q.draw(noise), x[:, seen]
             location = vae.decode(z.flatten(0, 1), mine.flatten(0, 1)).unflatten(0, (draws, -1))
-            yield drawn(vae, rows[seen.to(rows.device)], vae.observe(location, batch.take(seen), generator), mine)
-        if (unseen := unseen_draws(vae, table, rows, batch, x, generator, known)) is not None:
+            found = vae.observe(location, batch.take(seen), generator, slopes)
+            yield drawn(vae, rows[seen.to(rows.device)], found, mine)
+        if (unseen := unseen_draws(vae, table, rows, batch, x, slopes, generator, known)) is not None:
             yield unseen
 
 

@@ -1,8 +1,9 @@
 """Each patient's own level of each measurement, constant or drifting with time, integrated out exactly.
 
-y_pid = location_pid + b_pd(t_pi) + ε. A constant level b_pd ~ N(0, τ_d²) gives a patient's residuals on measurement d
+y_pid = location_pid + b_pd(t_pi) + ε. A constant level b_pd ~ N(wᵀc, τ_d²) gives a patient's residuals on measurement d
 the covariance σ_d²I + τ_d²11ᵀ: by Sherman and Morrison, all that is needed of them is their number, their sum and their
 sum of squares. A level that drifts adds ω_d² exp(−λ_d|t − t'|), and takes a small matrix per patient and measurement.
+Without the mean wᵀc, which depends on a patient's visit-constant covariates, levels would take up what these explain.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from lacova.batches import Batch, Blocks
 from lacova.linalg import cholesky, whitener
+from lacova.slopes import Slopes
 from lacova.table import Table
 
 LEAST = 1e-3  # of τ_d² and ω_d² to start from, in units of the scaled measurement
@@ -28,47 +30,73 @@ class Levels(NamedTuple):
 
 
 class Intercepts(nn.Module):
-    """The spread of patients' own levels, one variance per measurement.
+    """Patients' own levels: how far they spread, one variance per measurement, and what they depend on.
 
     Args:
         start: τ_d² to start from (D,).
+        slopes: what levels are on average, if that depends on anything.
     """
 
-    def __init__(self, start: Tensor) -> None:
+    def __init__(self, start: Tensor, slopes: Slopes | None = None) -> None:
         super().__init__()
         self.raw = nn.Parameter(start.clamp_min(LEAST).log())
+        self.slopes = slopes
 
     @property
     def var(self) -> Tensor:
         """Variance of b at a row (D,)."""
         return self.raw.exp()
 
-    def gain(self, location: Tensor, batch: Batch, noise: Tensor) -> Tensor:
-        """What log p(y_o | location) gains, per patient (…×P), over rows without a common level.
+    def usual(self, batch: Batch, weight: Tensor | None = None) -> Tensor | float:
+        """E b at each row (…×N̂×D) before anything is measured, with these slopes (…×D×K), or on average over them."""
+        if self.slopes is None:
+            return 0.0
+        return self.slopes.features(batch) @ (self.slopes.mean if weight is None else weight).mT
 
-        Σ_d ½ [ τ²(Σ_i r_i)² / (σ²(σ² + nτ²)) − log(1 + nτ²/σ²) ], over the observed r = y − location.
+    def kl(self) -> Tensor | float:
+        """What the bound pays for the slopes, once for the whole table."""
+        return 0.0 if self.slopes is None else self.slopes.kl()
+
+    def gain(self, location: Tensor, batch: Batch, noise: Tensor) -> Tensor:
+        """What E_q(w) log p(y_o | location, w) has, per patient (…×P), over log p(y_o | location) without any level.
+
+        Σ_d ½ [ Σ_i (y_i − location_i)²/σ² − rᵀ(σ²I + τ²11ᵀ)⁻¹r − Σ_k s_k² c_kᵀ(σ²I + τ²11ᵀ)⁻¹c_k − log(1 + nτ²/σ²) ]
+        over the observed r = y − location − E b.
 
         Args:
             location: of y (…×N̂×D).
             batch: the rows, and whose they are.
             noise: σ² (D,).
         """
-        count, total = _sums(location, batch)
+        count, total = _sums(location + self.usual(batch), batch)
         var, spread = self.var, noise + count * self.var
-        return 0.5 * (var * total.square() / (noise * spread) - (spread / noise).log()).sum(-1)
+        value = (var * total.square() / (noise * spread) - (spread / noise).log()).sum(-1)
+        if self.slopes is None:
+            return 0.5 * value
+        usual, seen = self.usual(batch), batch.y_mask.to(location.dtype)
+        c, s2 = self.slopes.features(batch), self.slopes.var
+        # What does not need other rows of the patient: r² + Σ s²c² − (r + E b)², over σ².
+        lost = ((usual * (usual - 2.0 * (batch.y - location)) + c.square() @ s2.mT) * seen / noise).sum(-1)
+        sums = c.new_zeros(batch.patients, *s2.shape).index_add(0, batch.patient, seen[:, :, None] * c[:, None])
+        saved = ((sums.square() * s2).sum(-1) * var / (noise * spread)).sum(-1)
+        return 0.5 * (value + saved - torch.zeros_like(value).index_add(-1, batch.patient, lost))
 
     def expect(self, location: Tensor, batch: Batch, noise: Tensor) -> Tensor:
         """E b at each row (…×N̂×D) given all observed measurements, at this location of y: shrunk residuals."""
-        count, total = _sums(location, batch)
-        return (self.var * total / (noise + count * self.var))[..., batch.patient, :]
+        usual = self.usual(batch)
+        count, total = _sums(location + usual, batch)
+        return usual + (self.var * total / (noise + count * self.var))[..., batch.patient, :]
 
-    def draw(self, location: Tensor, batch: Batch, noise: Tensor, generator: torch.Generator) -> Levels:
-        """b at each row given all observed measurements."""
-        count, total = _sums(location, batch)
+    def draw(
+        self, location: Tensor, batch: Batch, noise: Tensor, generator: torch.Generator, weight: Tensor | None = None
+    ) -> Levels:
+        """b at each row given all observed measurements, with these slopes for each location (draws×N̂×D)."""
+        usual = self.usual(batch, weight)
+        count, total = _sums(location + usual, batch)
         spread, at = noise + count * self.var, batch.patient
         mean, var = self.var * total / spread, (self.var * noise / spread).expand_as(total)
         drawn = mean + var.sqrt() * _normal(mean, generator)
-        return Levels(mean[..., at, :], var[..., at, :], drawn[..., at, :])
+        return Levels(usual + mean[..., at, :], var[..., at, :], usual + drawn[..., at, :])
 
 
 class DriftingIntercepts(Intercepts):
@@ -80,10 +108,11 @@ class DriftingIntercepts(Intercepts):
         start: τ_d² to start from (D,).
         drift: ω_d² to start from (D,).
         time: the column of x that holds the time.
+        slopes: what levels are on average, if that depends on anything.
     """
 
-    def __init__(self, start: Tensor, drift: Tensor, time: int) -> None:
-        super().__init__(start)
+    def __init__(self, start: Tensor, drift: Tensor, time: int, slopes: Slopes | None = None) -> None:
+        super().__init__(start, slopes)
         self.raw_drift = nn.Parameter(drift.clamp_min(LEAST).log())
         self.raw_rate = nn.Parameter(torch.zeros_like(start))  # per standard deviation of the time
         self.time = time
@@ -93,35 +122,44 @@ class DriftingIntercepts(Intercepts):
         return self.raw.exp() + self.raw_drift.exp()
 
     def gain(self, location: Tensor, batch: Batch, noise: Tensor) -> Tensor:
-        """½ [ rᵀr/σ² − rᵀ(σ²I + K)⁻¹r − log |I + K/σ²| ], summed over measurements."""
+        """The same with the covariance σ²I + K of a patient's residuals."""
         pad, noise = batch.blocks, noise.double()
         seen, root = self._whitener(self._covariance(batch, pad), batch, pad, noise)
-        r = _residuals(location, batch, pad, seen)
-        apart = (r.square() / noise[:, None, None]).sum(-1)
+        apart = (_residuals(location, batch, pad, seen).square() / noise[:, None, None]).sum(-1)
+        r = _residuals(location + self.usual(batch), batch, pad, seen)
         together = torch.einsum("dpij,...dpj->...dpi", root, r).square().sum(-1)
+        if self.slopes is not None:
+            c = self.slopes.features(batch).double()[pad.places]
+            each = (root @ (c * seen[..., None])).square().sum(-2)  # D×P×K
+            together = together + (each * self.slopes.var[:, None]).sum(-1)
         log_det = -2.0 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1) - (seen * noise.log()[:, None, None]).sum(-1)
         return 0.5 * (apart - together - log_det).sum(-2).to(location.dtype)
 
     def expect(self, location: Tensor, batch: Batch, noise: Tensor) -> Tensor:
-        pad = batch.blocks
+        pad, usual = batch.blocks, self.usual(batch)
         k = self._covariance(batch, pad)
         seen, root = self._whitener(k, batch, pad, noise.double())
-        white = torch.einsum("dpij,...dpj->...dpi", root, _residuals(location, batch, pad, seen))
+        white = torch.einsum("dpij,...dpj->...dpi", root, _residuals(location + usual, batch, pad, seen))
         weight = torch.einsum("dpji,...dpj->...dpi", root, white) * seen
-        return _at_rows(torch.einsum("dpij,...dpj->...dpi", k, weight), batch, pad).to(location.dtype)
+        return usual + _at_rows(torch.einsum("dpij,...dpj->...dpi", k, weight), batch, pad).to(location.dtype)
 
-    def draw(self, location: Tensor, batch: Batch, noise: Tensor, generator: torch.Generator) -> Levels:
+    def draw(
+        self, location: Tensor, batch: Batch, noise: Tensor, generator: torch.Generator, weight: Tensor | None = None
+    ) -> Levels:
+        usual = self.usual(batch, weight)
         pad = batch.blocks
         k = self._covariance(batch, pad)
         seen, root = self._whitener(k, batch, pad, noise.double())
         half = torch.einsum("dpki,dpij->dpkj", root, k * seen[..., :, None])
         gain = torch.einsum("dpki,dpkj->dpij", half, root) * seen[..., None, :]
-        mean = torch.einsum("dpij,...dpj->...dpi", gain, _residuals(location, batch, pad, seen)).to(location.dtype)
+        r = _residuals(location + usual, batch, pad, seen)
+        mean = torch.einsum("dpij,...dpj->...dpi", gain, r).to(location.dtype)
         left = k - half.transpose(-1, -2) @ half
         var = left.diagonal(dim1=-2, dim2=-1).clamp_min(0.0).to(location.dtype)
         factor = cholesky(left + torch.diag_embed((~pad.filled).to(left.dtype))).to(location.dtype)
         drawn = mean + torch.einsum("dpij,...dpj->...dpi", factor, _normal(mean, generator))
-        return Levels(*(_at_rows(part, batch, pad) for part in (mean, var.expand_as(mean), drawn)))
+        mean, var, drawn = (_at_rows(part, batch, pad) for part in (mean, var.expand_as(mean), drawn))
+        return Levels(usual + mean, var, usual + drawn)
 
     def _covariance(self, batch: Batch, pad: Blocks) -> Tensor:
         """K of each patient's visits (D×P×n×n), zero where padded. Such small matrices are all of float64."""

@@ -34,7 +34,7 @@ from lacova.gp.factors import check_passed
 from lacova.gp.formula import components
 from lacova.gp.inducing import InducingPoints, spread_rows
 from lacova.gp.kernels import AdditiveKernel
-from lacova.intercepts import DriftingIntercepts, Intercepts, variance_parts
+from lacova.intercepts import LEAST, DriftingIntercepts, Intercepts, variance_parts
 from lacova.interrupt import InterruptedWarning
 from lacova.labels import Fingerprints
 from lacova.likelihoods import Likelihood, blank, learn
@@ -45,6 +45,7 @@ from lacova.parquet import Layout, Source
 from lacova.priors import ConditionalNormal, GPPrior, LatentPrior, StandardNormal
 from lacova.rows import Rows, TableRows
 from lacova.schema import Schema
+from lacova.slopes import Slopes
 from lacova.snapshot import identity, take_apart
 from lacova.stream import StreamRows
 from lacova.survey import lay_out, survey
@@ -146,6 +147,7 @@ class Model(Answering, ABC):
     stored: bool = False  # whether `lacova.load` knows the class; those derived from it must say so themselves
     settled: ClassVar[tuple[str, ...]] = ()  # arguments of its bases that a model decides itself
     importance: int = 1  # draws that are weighted, unless a fit says otherwise
+    level_slopes: bool = False  # whether patients' levels depend on visit-constant covariates, where there are any
 
     @property
     def _has_intercepts(self) -> bool:
@@ -286,7 +288,8 @@ class Model(Answering, ABC):
         columns, noise = codec.measurements.columns("gaussian"), learn(codec.measurements, table, self.noise_floor)
         if between is None or within is None:
             return self._join(codec, marginal, prior, latent, noise, missingness=self._missingness(codec, table))
-        intercepts = self._intercepts(codec, between[columns], within[columns])
+        start = (between[columns].clamp_min(LEAST) / len(table.labels)).sqrt()  # of slopes: what patients leave of them
+        intercepts = self._intercepts(codec, between[columns], within[columns], start)
         noise.start_at((between + within)[columns] - intercepts.var.detach())
         return self._join(codec, marginal, prior, latent, noise, intercepts)
 
@@ -304,16 +307,18 @@ class Model(Answering, ABC):
                 prior = LongitudinalPrior(mixture, FactorisedPrior.blank(space), rates, self._time(codec), generators)
         latent = self._latent_prior(codec, lambda _: torch.zeros(sizes["inducing"], len(space.names)))
         ones = torch.ones(len(codec.measurements.columns("gaussian")))
-        intercepts = self._intercepts(codec, ones, ones) if self._has_levels(codec) else None
+        intercepts = self._intercepts(codec, ones, ones, ones) if self._has_levels(codec) else None
         noise = blank(codec.measurements, self.noise_floor)
         return self._join(codec, marginal, prior, latent, noise, intercepts, self._missingness(codec, None))
 
-    def _intercepts(self, codec: Codec, between: Tensor, within: Tensor) -> Intercepts:
+    def _intercepts(self, codec: Codec, between: Tensor, within: Tensor, slope: Tensor) -> Intercepts:
         """Levels with the variance between patients; drift starts with half of that within them."""
-        time = self._time(codec)
+        time, slopes = self._time(codec), None
+        if self.level_slopes and any(codec.space.static):
+            slopes = Slopes(codec.space, slope)
         if time is None or not self._levels_drift:
-            return Intercepts(between)
-        return DriftingIntercepts(between, within / 2.0, time)
+            return Intercepts(between, slopes)
+        return DriftingIntercepts(between, within / 2.0, time, slopes)
 
     def _has_levels(self, codec: Codec) -> bool:
         """Whether patients have levels of their own: of Gaussian columns, if there are any."""
@@ -470,6 +475,8 @@ class GPPriorVAE(Model):
         patient_effects: give each instance a level of its own of each Gaussian or log-normal measurement, which is
             integrated out exactly. True: it drifts with the time of the schema, if there is one and there are at most
             200 measurements. "level": it is constant. False, or without an instance column: there is none.
+        level_slopes: let levels depend on the visit-constant covariates, by a linear regression that is shrunk. False:
+            what these explain has to come through z, as everything of the model in the paper does.
 
     The other arguments are those of `Model`.
     """
@@ -481,7 +488,7 @@ class GPPriorVAE(Model):
     def __init__(
         self, schema: Schema, *, prior: str | None = None, kernels: Mapping[str, nn.Module] | None = None,
         inducing: int = 60, expectation: Literal["sample", "exact"] = "sample",
-        patient_effects: bool | Literal["level"] = True, **settings: Any,
+        patient_effects: bool | Literal["level"] = True, level_slopes: bool = True, **settings: Any,
     ) -> None:  # fmt: skip
         _need_covariates(self, schema)
         super().__init__(schema, **settings)
@@ -489,8 +496,11 @@ class GPPriorVAE(Model):
             raise ValueError(f"expectation is {expectation!r}; expected 'sample' or 'exact'.")
         if patient_effects not in (True, False, "level"):
             raise ValueError(f"patient_effects is {patient_effects!r}; expected True, False or 'level'.")
+        if not isinstance(level_slopes, bool):
+            raise ValueError(f"level_slopes is {level_slopes!r}; expected True or False.")
         self.expectation = expectation
         self.patient_effects = patient_effects
+        self.level_slopes = level_slopes
         self.kernels = dict(kernels or {})
         self.components = components(prior, schema, self.kernels)
         check_passed(self.components, self.kernels, schema)

@@ -23,7 +23,7 @@ class Terms:
     Attributes:
         reconstruction: E_q log p(Y_o | Z [, X]).
         kl_latent: E_q KL[q(Z) ‖ p(Z | X)], or its bound D̂³ or D̂⁴ less `kl_inducing`.
-        kl_inducing: KL[q(v) ‖ p(v)] of the inducing values; 0 without a GP prior.
+        kl_inducing: KL[q(v) ‖ p(v)] of the inducing values, and of the slopes of patients' levels; 0 without either.
         kl_covariates: KL[q(X_u) ‖ p(X_u)].
         statistics: what a natural-gradient step of the GP prior needs.
         gain: what weighing K draws against each other adds to their mean; 0 for the evidence lower bound.
@@ -75,6 +75,7 @@ def bound(vae: ConditionalVAE, batch: Batch, how: Plan, noise: Noise, q_x: Belie
     scenarios = how.scenarios(q_x, batch, vae.space, noise)
     kl_covariates = batch.scale * vae.covariate_prior.kl(q_x, scenarios, batch)
     prior = vae.prior.kl(scenarios, batch, q_z, q_x)
+    inducing = prior.inducing
 
     z = q_z.draw(noise.z)
     if vae.decoder_sees_x:
@@ -89,7 +90,8 @@ def bound(vae: ConditionalVAE, batch: Batch, how: Plan, noise: Noise, q_x: Belie
         if vae.intercepts is not None:
             gain = vae.intercepts.gain(*vae.levelled(location.unflatten(0, z.shape[:2]), batch))
             reconstruction = reconstruction + gain.mean(0).sum()
-    return Terms(batch.scale * reconstruction, prior.latent, prior.inducing, kl_covariates, prior.statistics)
+            inducing = inducing + vae.intercepts.kl()
+    return Terms(batch.scale * reconstruction, prior.latent, inducing, kl_covariates, prior.statistics)
 
 
 def weighted(vae: ConditionalVAE, batch: Batch, noise: Noise, q_x: Belief | None = None) -> Terms:
@@ -111,9 +113,10 @@ def weighted(vae: ConditionalVAE, batch: Batch, noise: Noise, q_x: Belief | None
     if prior.statistics is not None:
         share = spread(weight.detach().softmax(0), batch, vae)
         statistics = prior.statistics(scale * (share if batch.real is None else share * batch.real))
+    inducing = fit.new_zeros(()) if prior.inducing is None else prior.inducing
     return Terms(
         scale * fit.mean(0).sum(), -scale * latent.mean(0).sum(),
-        fit.new_zeros(()) if prior.inducing is None else prior.inducing, -scale * covariates.mean(0).sum(),
+        inducing if vae.intercepts is None else inducing + vae.intercepts.kl(), -scale * covariates.mean(0).sum(),
         statistics, scale * (value - weight.mean(0)).sum(),
     )  # fmt: skip
 

@@ -102,10 +102,11 @@ def predictive_draws(
         trained: instance labels whose history is in the GP's posterior already.
         alone: give every row, or patient, the same noise whatever others the table holds.
     """
+    slopes = vae.draw_slopes(draws, generator)
     for q in _questions(vae, table, new, draws, generator, trained, alone):
         z = vae.prior.sample(q.x[:, q.asked].flatten(0, 1), q.group, generator, q.history, q.times)
         past = _past_latents(vae, q, generator)
-        yield _answer(vae, q, q.x, z, past, generator)
+        yield _answer(vae, q, q.x, z, past, slopes, generator)
 
 
 @torch.no_grad()
@@ -128,22 +129,24 @@ def paired_draws(
 
     The other arguments are those of `predictive_draws`.
     """
-    shared = vae.prior.draw_shared(draws, generator)
+    shared, slopes = vae.prior.draw_shared(draws, generator), vae.draw_slopes(draws, generator)
     for q in _questions(vae, table, new, draws, generator, trained):
-        other = q.x.clone()
+        other, x, known = q.x.clone(), q.batch.x.clone(), q.batch.x_mask.clone()
         for column, value in setting.items():
-            other[:, q.asked, column] = value
+            other[:, q.asked, column], x[q.asked, column], known[q.asked, column] = value, value, True
         as_is, changed = (x[:, q.asked].flatten(0, 1) for x in (q.x, other))
         both = vae.prior.sample_both(as_is, changed, q.group, generator, shared, q.history, q.times)
         past, state = _past_latents(vae, q, generator), generator.get_state()
-        here = _answer(vae, q, q.x, both[0], past, generator)
+        here = _answer(vae, q, q.x, both[0], past, slopes, generator)
         generator.set_state(state)
-        yield here, _answer(vae, q, other, both[1], past, generator)
+        q = q._replace(batch=replace(q.batch, x=x, x_mask=known))  # which patients' levels depend on
+        yield here, _answer(vae, q, other, both[1], past, slopes, generator)
 
 
 def unseen_draws(
-    vae: ConditionalVAE, table: Table, rows: Tensor, batch: Batch, x: Tensor, generator: torch.Generator, known: Tensor
-) -> Draws | None:
+    vae: ConditionalVAE, table: Table, rows: Tensor, batch: Batch, x: Tensor, slopes: Tensor | None,
+    generator: torch.Generator, known: Tensor,
+) -> Draws | None:  # fmt: skip
     """Draws of y for the rows of a batch without any measurement, at covariates (draws×n×Q) drawn before; None if none.
 
     Args:
@@ -152,6 +155,7 @@ def unseen_draws(
         rows: the rows of it that the batch has.
         batch: these rows.
         x: their covariates, one version for each draw.
+        slopes: of `ConditionalVAE.draw_slopes`.
         generator: source of noise.
         known: which patients of the table have their history in the GP's posterior already.
     """
@@ -161,7 +165,7 @@ def unseen_draws(
         return None
     q = _question(vae, table, rows[keep.cpu()], batch.take(keep), new[keep], x[:, keep], known)
     z = vae.prior.sample(q.x[:, q.asked].flatten(0, 1), q.group, generator, q.history, q.times)
-    return _answer(vae, q, q.x, z, _past_latents(vae, q, generator), generator)
+    return _answer(vae, q, q.x, z, _past_latents(vae, q, generator), slopes, generator)
 
 
 def _questions(
@@ -220,8 +224,9 @@ def _past_latents(vae: ConditionalVAE, q: _Question, generator: torch.Generator)
 
 
 def _answer(
-    vae: ConditionalVAE, q: _Question, x: Tensor, z: Tensor, past: Tensor | None, generator: torch.Generator
-) -> Draws:
+    vae: ConditionalVAE, q: _Question, x: Tensor, z: Tensor, past: Tensor | None, slopes: Tensor | None,
+    generator: torch.Generator,
+) -> Draws:  # fmt: skip
     """Draws of y of the new rows, at covariates x (versions×n×Q) and z (draws·new×L)."""
     draws, asked = len(x) * q.times, q.asked
     x = x.expand(draws, -1, -1)
@@ -233,7 +238,7 @@ def _answer(
         latent[:, ~asked] = past
     batch = q.batch.take(told)
     location = vae.decode(latent[:, told].flatten(0, 1), x[:, told].flatten(0, 1)).unflatten(0, (draws, -1))
-    seen = vae.observe(location, batch, generator)
+    seen = vae.observe(location, batch, generator, slopes)
     return drawn(vae, q.rows[asked.to(q.rows.device)], seen, x[:, asked], asked[told])
 
 

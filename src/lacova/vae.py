@@ -147,31 +147,40 @@ class ConditionalVAE(nn.Module):
         location: Tensor = self.decoder(inputs)
         return location
 
-    def observe(self, location: Tensor, batch: Batch, generator: torch.Generator) -> Observed:
-        """y at the given locations (draws×N̂×D), each patient at the level that its observed measurements speak for."""
+    def draw_slopes(self, draws: int, generator: torch.Generator) -> Tensor | None:
+        """What levels owe to visit-constant covariates (draws×D×K), the same for all rows; None if nothing."""
+        slopes = None if self.intercepts is None else self.intercepts.slopes
+        return None if slopes is None else slopes.draw(draws, generator)
+
+    def observe(
+        self, location: Tensor, batch: Batch, generator: torch.Generator, slopes: Tensor | None = None
+    ) -> Observed:
+        """y at the given locations (draws×N̂×D), each patient at the level that its observed measurements speak for.
+
+        `slopes` are those of `draw_slopes`, or None for their means.
+        """
         if isinstance(self.likelihood, MixedLikelihood):
-            return self._observe_mixed(self.likelihood, location, batch, generator)
+            return self._observe_mixed(self.likelihood, location, batch, generator, slopes)
         noise = self.likelihood.var
         if self.intercepts is None:
             return Observed(location, noise, self.likelihood.sample(location, generator))
-        levels = self.intercepts.draw(location, batch, noise, generator)
+        levels = self.intercepts.draw(location, batch, noise, generator, slopes)
         y = self.likelihood.sample(location + levels.drawn, generator)
         return Observed(location + levels.mean, noise + levels.var, y)
 
     def _observe_mixed(
-        self, likelihood: MixedLikelihood, outputs: Tensor, batch: Batch, generator: torch.Generator
-    ) -> Observed:
+        self, likelihood: MixedLikelihood, outputs: Tensor, batch: Batch, generator: torch.Generator,
+        slopes: Tensor | None,
+    ) -> Observed:  # fmt: skip
         """The same for columns of several families, of which Gaussian ones have levels."""
         var = outputs.new_zeros(*outputs.shape[:-1], len(self.measurements))
         drawn = outputs
         if "gaussian" in likelihood.families:
-            columns, places = likelihood.gaussian
+            columns = likelihood.gaussian[0]
             var[..., columns] = likelihood.var
         if self.intercepts is not None:
-            levels = self.intercepts.draw(*self.levelled(outputs, batch), generator)
-            drawn, outputs = outputs.clone(), outputs.clone()
-            drawn[..., places] += levels.drawn
-            outputs[..., places] += levels.mean
+            levels = self.intercepts.draw(*self.levelled(outputs, batch), generator, slopes)
+            drawn, outputs = (self.levels_at(outputs, part) for part in (levels.drawn, levels.mean))
             var[..., columns] += levels.var
         return Observed(likelihood.mean(outputs), var, likelihood.sample(drawn, generator), outputs)
 
@@ -182,6 +191,13 @@ class ConditionalVAE(nn.Module):
         columns, places = self.likelihood.gaussian
         own = replace(batch, y=batch.y[:, columns], y_mask=batch.y_mask[:, columns])
         return outputs[..., places], own, self.likelihood.var
+
+    def levels_at(self, outputs: Tensor, levels: Tensor | float) -> Tensor:
+        """The outputs with levels (…×N̂×D, of columns that have them) added where they belong."""
+        if not isinstance(self.likelihood, MixedLikelihood):
+            return outputs + levels
+        places = self.likelihood.gaussian[1]
+        return outputs.index_copy(-1, places, outputs[..., places] + levels)
 
     def chances(self, seen: Observed, weight: Tensor | None = None) -> Tensor | None:
         """Probability of each level of each categorical column, over all draws (N̂×D×K); None without such columns.

@@ -119,7 +119,8 @@ def _fit(vae: ConditionalVAE, batch: Batch, outputs: Tensor, together: bool) -> 
     if vae.intercepts is None:
         return vae.likelihood.log_prob(outputs, batch.y, batch.y_mask)
     if not together:
-        return vae.likelihood.log_prob(outputs, batch.y, batch.y_mask, vae.intercepts.var)
+        usual = vae.levels_at(outputs, vae.intercepts.usual(batch))
+        return vae.likelihood.log_prob(usual, batch.y, batch.y_mask, vae.intercepts.var)
     gain = vae.intercepts.gain(*vae.levelled(outputs, batch))
     return vae.likelihood.log_prob(outputs, batch.y, batch.y_mask) + batch.in_first_row(gain)
 

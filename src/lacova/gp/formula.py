@@ -57,6 +57,11 @@ class Component:
     instance: bool = False
     factors: tuple[Factor, ...] = ()
 
+    @property
+    def columns(self) -> set[str]:
+        """All columns of the component, the instance aside."""
+        return {*self.continuous, *self.categorical, *(c for factor in self.factors for c in factor.columns)}
+
     def formula(self, schema: Schema) -> str:
         """The component as a term of a formula."""
         categories = [*self.categorical, *([schema.instance] if self.instance and schema.instance else [])]

@@ -1,0 +1,202 @@
+"""What patients' levels owe to visit-constant covariates: dense normals, and patients with a known effect."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch.distributions import MultivariateNormal, Normal, kl_divergence
+
+import lacova
+from lacova.batches import Batch
+from lacova.covariates.law import Belief, RowPrior
+from lacova.covariates.space import CovariateSpace
+from lacova.families import GaussianLikelihood
+from lacova.intercepts import DriftingIntercepts, Intercepts
+from lacova.slopes import Slopes
+
+NOISE = torch.tensor([0.5, 2.0], dtype=torch.double)
+SPREAD = torch.tensor([1.5, 0.3], dtype=torch.double)
+DRIFT = torch.tensor([0.8, 0.4], dtype=torch.double)
+# Columns: the time; arm, of three levels; age; a dose, which changes with visits.
+SPACE = CovariateSpace(("day", "arm", "age", "dose"), (0, 3, 0, 0), (False, True, True, False))
+PATIENT = torch.tensor([0, 0, 0, 1, 2, 2, 2, 2])
+
+
+def close(one, other):
+    torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+def batch():
+    """Patients of 3, 1 and 4 visits; the arm of the first and the age of the last are missing."""
+    g = torch.Generator().manual_seed(0)
+    y = torch.randn(8, 2, generator=g, dtype=torch.double)
+    mask = torch.rand(8, 2, generator=g) < 0.7
+    x = torch.rand(8, 4, generator=g, dtype=torch.double)
+    x[:, 1], x[:, 2] = torch.tensor([1.0, 2.0, 0.0])[PATIENT], torch.tensor([0.3, -1.0, 0.7])[PATIENT]
+    known = torch.ones(8, 4, dtype=torch.bool)
+    known[:3, 1], known[4:, 2] = False, False
+    law = Belief(torch.full((8, 4), 0.4, dtype=torch.double), torch.ones(8, 4).double(), torch.zeros(8, 4, 3).double())
+    law.log_prob[:, 1] = torch.tensor([0.2, 0.5, 0.3], dtype=torch.double).log()
+    return Batch(y * mask, mask, x * known, known, PATIENT, given=RowPrior(law, torch.zeros(8).double()))
+
+
+def features(rows):
+    """age, then the arm: by row, as known or as the prior expects it."""
+    c = torch.zeros(8, 4, dtype=torch.double)
+    for i in range(8):
+        c[i, 0] = rows.x[i, 2] if rows.x_mask[i, 2] else 0.4
+        c[i, 1:] = torch.tensor([0.2, 0.5, 0.3], dtype=torch.double)
+        if rows.x_mask[i, 1]:
+            c[i, 1:] = torch.eye(3)[int(rows.x[i, 1])]
+    return c
+
+
+def slopes():
+    found = Slopes(SPACE, torch.ones(2, dtype=torch.double))
+    g = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        found.mean.copy_(torch.randn(2, 4, generator=g))
+        found.log_sd.copy_(0.5 * torch.randn(2, 4, generator=g) - 1.0)
+        found.log_scale.copy_(torch.tensor([0.3, -0.4]))
+    return found
+
+
+def levels(drifting):
+    return (DriftingIntercepts(SPREAD, DRIFT, 0, slopes()) if drifting else Intercepts(SPREAD, slopes())).double()
+
+
+def covariance(rows, d, drifting):
+    same = (PATIENT[:, None] == PATIENT).double()
+    apart = (rows.x[:, None, 0] - rows.x[:, 0]).abs()
+    return same * (SPREAD[d] + (DRIFT[d] * torch.exp(-apart) if drifting else 0.0))
+
+
+both_kinds = pytest.mark.parametrize("drifting", [False, True], ids=["constant", "drifting"])
+
+
+def test_features_are_what_is_known_and_else_expected():
+    found = slopes()
+    close(found.features(batch()), features(batch()))
+    assert found.names == ("age", "arm")
+    assert [found.of(name).tolist() for name in found.names] == [[True] + 3 * [False], [False] + 3 * [True]]
+
+
+def test_the_price_of_slopes_is_a_kl():
+    w = slopes()
+    scale = torch.tensor([0.3, -0.4, -0.4, -0.4]).double().exp().expand(2, 4)
+    close(w.kl(), kl_divergence(Normal(w.mean, w.log_sd.exp()), Normal(torch.zeros_like(scale), scale)).sum())
+
+
+@both_kinds
+def test_the_bound_has_the_mean_over_slopes_of_the_log_density(drifting):
+    rows, own = batch(), levels(drifting)
+    location = torch.randn(2, 8, 2, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+    c, w = features(rows), own.slopes
+    expected = torch.zeros(2, 3, dtype=torch.double)
+    for p in range(3):
+        for d in range(2):
+            at = ((p == PATIENT) & rows.y_mask[:, d]).nonzero()[:, 0]
+            if len(at):
+                total = covariance(rows, d, drifting)[at][:, at] + NOISE[d] * torch.eye(len(at), dtype=torch.double)
+                mean = c[at] @ w.mean[d]
+                expected[:, p] += MultivariateNormal(mean, total).log_prob(rows.y[at, d] - location[:, at, d])
+                of_mean = c[at] @ torch.diag(w.var[d]) @ c[at].T
+                expected[:, p] -= 0.5 * torch.trace(torch.linalg.solve(total, of_mean))
+    apart = GaussianLikelihood(NOISE, 1e-9).log_prob(location, rows.y, rows.y_mask)
+    found = torch.zeros(2, 3, dtype=torch.double).index_add(1, PATIENT, apart) + own.gain(location, rows, NOISE)
+    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
+
+
+@both_kinds
+def test_levels_are_the_conditional_of_the_joint_normal(drifting):
+    rows, own = batch(), levels(drifting)
+    location = torch.randn(3, 8, 2, dtype=torch.double, generator=torch.Generator().manual_seed(2))
+    weight = own.slopes.draw(3, torch.Generator().manual_seed(4))
+    found = own.draw(location, rows, NOISE, torch.Generator().manual_seed(0), weight)
+    average = own.expect(location, rows, NOISE)
+    for d in range(2):
+        k, at = covariance(rows, d, drifting), rows.y_mask[:, d].nonzero()[:, 0]
+        gain = torch.linalg.solve(k[at][:, at] + NOISE[d] * torch.eye(len(at), dtype=torch.double), k[at]).T
+        for s in range(3):
+            for got, w in ((found.mean, weight[s, d]), (average, own.slopes.mean[d])):
+                usual = features(rows) @ w
+                want = usual + gain @ (rows.y[at, d] - location[s, at, d] - usual[at])
+                torch.testing.assert_close(got[s, :, d], want, rtol=1e-7, atol=1e-9)
+    many = own.draw(location[:1].expand(20_000, -1, -1), rows, NOISE, torch.Generator().manual_seed(0), weight[:1])
+    torch.testing.assert_close(many.drawn.mean(0), found.mean[0], rtol=0, atol=0.06)
+
+
+def test_draws_of_slopes_have_their_moments():
+    w = slopes()
+    drawn = w.draw(40_000, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(drawn.mean(0), w.mean.detach(), rtol=0, atol=0.02)
+    torch.testing.assert_close(drawn.std(0), w.log_sd.exp().detach(), rtol=0.03, atol=0)
+
+
+SCHEMA = lacova.Schema(
+    ["weight", "temperature"], {"day": "continuous", "sex": "categorical", "age": "continuous"}, instance="id",
+    time="day", static=["sex", "age"],
+)  # fmt: skip
+
+
+def patients(count=120, visits=5, seed=0, missing=0.1):
+    """Men weigh 4 more; temperature depends on nothing. Sex is missing for some."""
+    rng = np.random.default_rng(seed)
+    patient = np.repeat(np.arange(count), visits)
+    men, age = rng.random(count) < 0.5, rng.normal(0, 1, count)
+    table = pd.DataFrame({
+        "id": patient, "day": np.tile(np.arange(float(visits)), count),
+        "sex": np.where(rng.random(count) < missing, None, np.where(men, "m", "f"))[patient], "age": age[patient],
+    })  # fmt: skip
+    table["weight"] = (4.0 * men + rng.normal(0, 1, count))[patient] + rng.normal(0, 0.3, count * visits)
+    table["temperature"] = rng.normal(0, 1, count)[patient] + rng.normal(0, 0.3, count * visits)
+    return table
+
+
+@pytest.fixture(scope="module", params=[True, "level"], ids=["drifting", "constant"])
+def model(request):
+    made = lacova.GPPriorVAE(SCHEMA, latent_dim=2, inducing=10, patient_effects=request.param)
+    return made.fit(patients(), max_epochs=60, batch_size=20, seed=0, device="cpu")
+
+
+def test_a_new_patients_level_depends_on_its_covariates(model):
+    new = patients(40, seed=5, missing=0.0)
+    x = new.drop(columns=list(SCHEMA.measurements))
+    found = model.predict(x, draws=400)
+    men = new["sex"] == "m"
+    assert found["weight"][men].mean() - found["weight"][~men].mean() == pytest.approx(4.0, abs=0.5)
+    assert abs(found["temperature"][men].mean() - found["temperature"][~men].mean()) < 0.4
+    left = float(model._vae.intercepts.var[0].detach()) * model._codec.y_scale[0].item() ** 2
+    assert left == pytest.approx(1.0, abs=0.5)  # 5 with the difference between the sexes
+
+
+def test_what_if_sees_the_change(model):
+    new = patients(20, seed=6, missing=0.0)
+    women = new[new["sex"] == "f"]
+    x = women.drop(columns=list(SCHEMA.measurements))
+    found = model.what_if(x, {"sex": "m"}, draws=200).average.set_index("measurement")
+    assert found.loc["weight", "difference"] == pytest.approx(4.0, abs=0.5)
+    assert found.loc["weight", "difference_lower"] < found.loc["weight", "difference_upper"]
+
+
+def test_the_effect_belongs_to_the_component_of_the_covariate(model):
+    shares = model.effects(patients(40, seed=7), draws=60).shares.set_index("component")["weight"]
+    assert shares["gp(day):cat(sex)"] == pytest.approx(4.0 / 5.09, abs=0.12)
+    assert shares["patient level"] == pytest.approx(1.0 / 5.09, abs=0.12)
+
+
+def test_slopes_are_stored(model, tmp_path):
+    model.save(tmp_path / "model")
+    again = lacova.load(tmp_path / "model")
+    x = patients(5, seed=8).drop(columns=list(SCHEMA.measurements))
+    pd.testing.assert_frame_equal(again.predict(x, seed=1), model.predict(x, seed=1))
+
+
+def test_levels_need_not_depend_on_anything():
+    short = {"latent_dim": 1, "inducing": 4}
+    told = lacova.GPPriorVAE(SCHEMA, level_slopes=False, **short).fit(patients(10), max_epochs=1)
+    assert told._vae.intercepts.slopes is None
+    moving = lacova.Schema(SCHEMA.measurements, SCHEMA.covariates, instance="id", time="day", static=[])
+    assert lacova.GPPriorVAE(moving, **short).fit(patients(10), max_epochs=1)._vae.intercepts.slopes is None
+    with pytest.raises(ValueError, match="level_slopes is 'no'"):
+        lacova.GPPriorVAE(SCHEMA, level_slopes="no")

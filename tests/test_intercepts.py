@@ -215,7 +215,7 @@ def test_levels_without_spread_change_nothing(monkeypatch):
     with torch.no_grad():
         vae.intercepts.raw.fill_(-60.0)
     none = terms()
-    monkeypatch.setattr(Intercepts, "gain", lambda self, location, batch, noise: torch.zeros(1, 10))
+    monkeypatch.setattr(Intercepts, "gain", lambda self, location, batch, noise, usual: torch.zeros(1, 10))
     assert none == pytest.approx(terms(), rel=1e-5)
     assert abs(some["reconstruction"] - none["reconstruction"]) > 1.0
 

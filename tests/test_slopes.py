@@ -12,7 +12,7 @@ from lacova.covariates.law import Belief, RowPrior
 from lacova.covariates.space import CovariateSpace
 from lacova.families import GaussianLikelihood
 from lacova.intercepts import DriftingIntercepts, Intercepts
-from lacova.slopes import Slopes
+from lacova.slopes import Slopes, Usual
 
 NOISE = torch.tensor([0.5, 2.0], dtype=torch.double)
 SPREAD = torch.tensor([1.5, 0.3], dtype=torch.double)
@@ -35,24 +35,27 @@ def batch():
     x[:, 1], x[:, 2] = torch.tensor([1.0, 2.0, 0.0])[PATIENT], torch.tensor([0.3, -1.0, 0.7])[PATIENT]
     known = torch.ones(8, 4, dtype=torch.bool)
     known[:3, 1], known[4:, 2] = False, False
-    law = Belief(torch.full((8, 4), 0.4, dtype=torch.double), torch.ones(8, 4).double(), torch.zeros(8, 4, 3).double())
+    law = Belief(
+        torch.full((8, 4), 0.4, dtype=torch.double),
+        torch.full((8, 4), 0.49, dtype=torch.double),
+        torch.zeros(8, 4, 3).double(),
+    )
     law.log_prob[:, 1] = torch.tensor([0.2, 0.5, 0.3], dtype=torch.double).log()
     return Batch(y * mask, mask, x * known, known, PATIENT, given=RowPrior(law, torch.zeros(8).double()))
 
 
-def features(rows):
-    """age, then the arm: by row, as known or as the prior expects it."""
-    c = torch.zeros(8, 4, dtype=torch.double)
-    for i in range(8):
-        c[i, 0] = rows.x[i, 2] if rows.x_mask[i, 2] else 0.4
-        c[i, 1:] = torch.tensor([0.2, 0.5, 0.3], dtype=torch.double)
-        if rows.x_mask[i, 1]:
-            c[i, 1:] = torch.eye(3)[int(rows.x[i, 1])]
-    return c
+def complete(rows, draws, generator):
+    """c of each row (draws×8×4), age and then the arm: as known, or drawn for each patient."""
+    age = 0.4 + 0.7 * torch.randn(draws, 3, generator=generator, dtype=torch.double)
+    arm = torch.multinomial(torch.tensor([0.2, 0.5, 0.3]), 3 * draws, replacement=True, generator=generator)
+    x = rows.x.repeat(draws, 1, 1)
+    x[:, :3, 1], x[:, 4:, 2] = arm.view(draws, 3)[:, :1].double(), age[:, 2:]
+    c = torch.cat([x[..., 2:3], torch.nn.functional.one_hot(x[..., 1].long(), 3).double()], dim=-1)
+    return x, c
 
 
 def slopes():
-    found = Slopes(SPACE, torch.ones(2, dtype=torch.double))
+    found = Slopes(SPACE, ["age", "arm"], torch.ones(2, dtype=torch.double))
     g = torch.Generator().manual_seed(3)
     with torch.no_grad():
         found.mean.copy_(torch.randn(2, 4, generator=g))
@@ -74,11 +77,20 @@ def covariance(rows, d, drifting):
 both_kinds = pytest.mark.parametrize("drifting", [False, True], ids=["constant", "drifting"])
 
 
-def test_features_are_what_is_known_and_else_expected():
-    found = slopes()
-    close(found.features(batch()), features(batch()))
-    assert found.names == ("age", "arm")
-    assert [found.of(name).tolist() for name in found.names] == [[True] + 3 * [False], [False] + 3 * [True]]
+def test_means_and_variances_are_those_of_draws():
+    """Of slopes, and of what is not known of the covariates."""
+    rows, w, g = batch(), slopes(), torch.Generator().manual_seed(5)
+    found = w.expect(rows, rows.given.belief)
+    weight = w.draw(200_000, g)
+    x, c = complete(rows, 200_000, g)
+    each = (c[:, :, None] * weight[:, None]).sum(-1)
+    torch.testing.assert_close(found.mean, each.mean(0), rtol=0, atol=0.015)
+    torch.testing.assert_close(found.var, each.var(0), rtol=0.02, atol=0)
+    close(w.at(x[:50], weight[:50]).mean, each[:50])
+    over = w.at(x[:1])
+    close(over.mean, c[:1] @ w.mean.mT)
+    close(over.var, (c[:1] ** 2) @ w.log_sd.exp().square().mT)
+    assert [w.of(name).tolist() for name in w.names] == [[True] + 3 * [False], [False] + 3 * [True]]
 
 
 def test_the_price_of_slopes_is_a_kl():
@@ -91,38 +103,38 @@ def test_the_price_of_slopes_is_a_kl():
 def test_the_bound_has_the_mean_over_slopes_of_the_log_density(drifting):
     rows, own = batch(), levels(drifting)
     location = torch.randn(2, 8, 2, dtype=torch.double, generator=torch.Generator().manual_seed(1))
-    c, w = features(rows), own.slopes
+    usual = own.slopes.expect(rows, rows.given.belief)
     expected = torch.zeros(2, 3, dtype=torch.double)
     for p in range(3):
         for d in range(2):
             at = ((p == PATIENT) & rows.y_mask[:, d]).nonzero()[:, 0]
             if len(at):
                 total = covariance(rows, d, drifting)[at][:, at] + NOISE[d] * torch.eye(len(at), dtype=torch.double)
-                mean = c[at] @ w.mean[d]
+                mean, var = usual.mean[at, d], usual.var[at[0], d]
                 expected[:, p] += MultivariateNormal(mean, total).log_prob(rows.y[at, d] - location[:, at, d])
-                of_mean = c[at] @ torch.diag(w.var[d]) @ c[at].T
-                expected[:, p] -= 0.5 * torch.trace(torch.linalg.solve(total, of_mean))
+                expected[:, p] -= 0.5 * var * torch.linalg.inv(total).sum()
     apart = GaussianLikelihood(NOISE, 1e-9).log_prob(location, rows.y, rows.y_mask)
-    found = torch.zeros(2, 3, dtype=torch.double).index_add(1, PATIENT, apart) + own.gain(location, rows, NOISE)
+    found = torch.zeros(2, 3, dtype=torch.double).index_add(1, PATIENT, apart) + own.gain(location, rows, NOISE, usual)
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
 
 
 @both_kinds
 def test_levels_are_the_conditional_of_the_joint_normal(drifting):
-    rows, own = batch(), levels(drifting)
+    rows, own, g = batch(), levels(drifting), torch.Generator().manual_seed(4)
     location = torch.randn(3, 8, 2, dtype=torch.double, generator=torch.Generator().manual_seed(2))
-    weight = own.slopes.draw(3, torch.Generator().manual_seed(4))
-    found = own.draw(location, rows, NOISE, torch.Generator().manual_seed(0), weight)
-    average = own.expect(location, rows, NOISE)
+    usual = own.slopes.at(complete(rows, 3, g)[0], own.slopes.draw(3, g))
+    found = own.draw(location, rows, NOISE, torch.Generator().manual_seed(0), usual)
+    average = own.expect(location, rows, NOISE, usual)
     for d in range(2):
         k, at = covariance(rows, d, drifting), rows.y_mask[:, d].nonzero()[:, 0]
         gain = torch.linalg.solve(k[at][:, at] + NOISE[d] * torch.eye(len(at), dtype=torch.double), k[at]).T
         for s in range(3):
-            for got, w in ((found.mean, weight[s, d]), (average, own.slopes.mean[d])):
-                usual = features(rows) @ w
-                want = usual + gain @ (rows.y[at, d] - location[s, at, d] - usual[at])
-                torch.testing.assert_close(got[s, :, d], want, rtol=1e-7, atol=1e-9)
-    many = own.draw(location[:1].expand(20_000, -1, -1), rows, NOISE, torch.Generator().manual_seed(0), weight[:1])
+            before = usual.mean[s, :, d]
+            want = before + gain @ (rows.y[at, d] - location[s, at, d] - before[at])
+            torch.testing.assert_close(found.mean[s, :, d], want, rtol=1e-7, atol=1e-9)
+            torch.testing.assert_close(average[s, :, d], want, rtol=1e-7, atol=1e-9)
+    one = Usual(*(part[:1] for part in usual))
+    many = own.draw(location[:1].expand(20_000, -1, -1), rows, NOISE, torch.Generator().manual_seed(0), one)
     torch.testing.assert_close(many.drawn.mean(0), found.mean[0], rtol=0, atol=0.06)
 
 
@@ -170,6 +182,32 @@ def test_a_new_patients_level_depends_on_its_covariates(model):
     assert left == pytest.approx(1.0, abs=0.5)  # 5 with the difference between the sexes
 
 
+def test_a_patient_of_unknown_sex_may_be_either(model):
+    """Predictions are as wide as that, and completed tables have heavy men and light women."""
+    new = patients(60, seed=9, missing=0.0).assign(sex=None)
+    x = new.drop(columns=list(SCHEMA.measurements))
+    drawn = model.sample(x.groupby("id").head(1), draws=400, seed=1)
+    assert drawn["weight"].std() == pytest.approx(5.09**0.5, rel=0.15)
+    ends = model.predict(x, interval=0.9, draws=400)
+    assert new["weight"].between(ends["weight_lower"], ends["weight_upper"]).mean() == pytest.approx(0.9, abs=0.1)
+    whole = model.impute(x.groupby("id").head(1).assign(weight=np.nan, temperature=np.nan), draws=50, seed=1)
+    by_sex = whole.groupby("sex")["weight"].mean()
+    assert by_sex["m"] - by_sex["f"] == pytest.approx(4.0, abs=0.8)
+
+
+def test_a_missing_covariate_is_read_from_the_level(model):
+    new = patients(60, seed=10, missing=0.0)
+    found = model.impute(new.assign(sex=None))["sex"]
+    assert (found == new["sex"]).mean() > 0.93  # 0.977 of normals 4 standard deviations apart
+
+
+def test_the_likelihood_of_a_row_is_over_slopes_and_sexes(model):
+    new = patients(200, seed=11, missing=0.0).groupby("id").head(1)
+    told, blind = (model.log_likelihood(rows, draws=400).mean() for rows in (new, new.assign(sex=None)))
+    # Of a weight, the sexes differ by 4 with sd 1.04: knowing which is worth 0.6 nats of log 2.
+    assert told - blind == pytest.approx(0.62, abs=0.25)
+
+
 def test_what_if_sees_the_change(model):
     new = patients(20, seed=6, missing=0.0)
     women = new[new["sex"] == "f"]
@@ -198,5 +236,7 @@ def test_levels_need_not_depend_on_anything():
     assert told._vae.intercepts.slopes is None
     moving = lacova.Schema(SCHEMA.measurements, SCHEMA.covariates, instance="id", time="day", static=[])
     assert lacova.GPPriorVAE(moving, **short).fit(patients(10), max_epochs=1)._vae.intercepts.slopes is None
+    named = lacova.GPPriorVAE(SCHEMA, prior="gp(day) + gp(day):cat(sex) + cat(id):gp(age)", **short)
+    assert named.fit(patients(10), max_epochs=1)._vae.intercepts.slopes.names == ("sex",)
     with pytest.raises(ValueError, match="level_slopes is 'no'"):
         lacova.GPPriorVAE(SCHEMA, level_slopes="no")

@@ -335,7 +335,7 @@ def test_an_edit_that_changes_nothing_loads(small, saved, tmp_path):
         (["settings", "prior"], "*".join(f"gp(x{k})" for k in range(40)), "its formula is no plain sum of products"),
         (["settings", "prior"], ":".join(["(gp(day) + gp(age))"] * 60), "its formula is no plain sum of products"),
         (["settings", "prior"], " + ".join(["gp(day)"] * 9000), "its formula is no plain sum of products"),
-        (["settings", "prior"], "gp(day) + gp(age)", r"its tensor vae\.prior\.\S+ has the shape"),
+        (["settings", "prior"], "gp(day) + gp(age)", r"its tensor vae\.\S+ has the shape"),
         (["settings", "prior"], "gp(sex)", "write cat"),
         (["settings", "networks"], {"map": [["kind", "Dense"], ["encoder", [1] * 10**5]]}, "more than 1000 layers"),
         (["settings", "networks"], {"map": [["kind", "Dense"], ["encoder", [-1]]]}, "sizes is not a whole number"),

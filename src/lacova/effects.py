@@ -3,8 +3,8 @@
 With z = Σ_r f_r + ε, the effect of component r at a row is m(z) − m(z − f_r), where m(z) is the mean of y, in its own
 units, that the decoder gives at z and at the patient's level: what that mean loses when the component's part of z is
 taken away. Levels depend on visit-constant covariates: what they owe to one of them is part of the effect of the
-component with that covariate, alone or beside the time, if there is one. The components are drawn jointly, given all
-measurements of the row's patient.
+component with that covariate, the first of the fewest columns. The components are drawn jointly, given all measurements
+of the row's patient.
 """
 
 from __future__ import annotations
@@ -81,8 +81,7 @@ def measure(
     noise = torch.zeros(len(moments.names), dtype=torch.float64)
     if vae.intercepts is not None:
         names = (*names, LEVEL)
-    owners = _owners(vae, codec.schema.time)
-    for part in _draws(vae, moments, table, owners, draws, generator, trained):
+    for part in _draws(vae, moments, table, draws, generator, trained):
         effects = torch.stack(part.components, dim=2)  # draws×n×R×D
         found.append((part.rows, summary(effects, interval) | {"sd": effects.std(0, correction=0).cpu()}))
         spread.add(torch.cat([effects, part.visit[:, :, None]], dim=2))
@@ -135,9 +134,8 @@ class _Spread:
 
 @torch.no_grad()
 def _draws(
-    vae: ConditionalVAE, moments: Moments, table: Table, owners: dict[str, int], draws: int,
-    generator: torch.Generator, trained: Container[Any],
-) -> Iterator[_Parts]:  # fmt: skip
+    vae: ConditionalVAE, moments: Moments, table: Table, draws: int, generator: torch.Generator, trained: Container[Any]
+) -> Iterator[_Parts]:
     prior = vae.prior
     assert isinstance(prior, GPPrior)
     count = len(prior.kernel.components)
@@ -153,7 +151,7 @@ def _draws(
         f = prior.sample_components(versions, batch.patient, shift, generator, history)  # draws×n×R×L
         noise = prior.noise.sqrt().to(x.dtype) * _normal((draws, len(batch), vae.latent_dim), x, generator)
         z = f.sum(2) + noise
-        level, owed = _levels(vae, batch, x, slopes, owners, generator)
+        level, owed = _levels(vae, batch, x, slopes, generator)
         mean, spread = moments(_decode(vae, z, x) + level)
         parts = [mean - moments(_decode(vae, z - f[:, :, r], x) + level - owed.get(r, 0.0))[0] for r in range(count)]
         if vae.intercepts is not None:
@@ -162,22 +160,9 @@ def _draws(
         yield _Parts(rows, parts, visit, spread.mean(0).sum(0))
 
 
-def _owners(vae: ConditionalVAE, time: str | None) -> dict[str, int]:
-    """The component that takes the slopes of each covariate: the first of the fewest columns."""
-    assert isinstance(vae.prior, GPPrior)
-    found: dict[str, int] = {}
-    order = sorted(enumerate(vae.prior.kernel.components), key=lambda each: len(each[1].columns))
-    for r, component in order:
-        names = [name for name in component.columns if name != time]
-        if len(names) == 1 and not component.instance:
-            found.setdefault(names[0], r)
-    return found
-
-
 def _levels(
-    vae: ConditionalVAE, batch: Batch, x: Tensor, slopes: Tensor | None, owners: dict[str, int],
-    generator: torch.Generator,
-) -> tuple[Tensor | float, dict[int, Tensor]]:  # fmt: skip
+    vae: ConditionalVAE, batch: Batch, x: Tensor, slopes: Tensor | None, generator: torch.Generator
+) -> tuple[Tensor | float, dict[int, Tensor]]:
     """Draws of the level of each row's patient, as part of the decoder's outputs, and what components have of it."""
     own = vae.intercepts
     if own is None:
@@ -185,14 +170,23 @@ def _levels(
     mean, var = vae.encode(batch)
     z = mean + var.sqrt() * _normal((len(x), *mean.shape), x, generator)
     outputs = _decode(vae, z, x)
-    nothing = torch.zeros_like(outputs)
+    nothing, usual = torch.zeros_like(outputs), None
     owed: dict[int, Tensor] = {}
     if own.slopes is not None and slopes is not None:
+        usual = own.slopes.at(x, slopes)
         for name in own.slopes.names:
-            if (r := owners.get(name)) is not None:
-                owed[r] = vae.levels_at(nothing, own.usual(batch, slopes * own.slopes.of(name)))
-    drawn = own.draw(*vae.levelled(outputs, batch), generator, slopes).drawn
+            part = vae.levels_at(nothing, own.slopes.at(x, slopes * own.slopes.of(name)).mean)
+            owner = _owner(vae, name)
+            owed[owner] = owed.get(owner, nothing) + part
+    drawn = own.draw(*vae.levelled(outputs, batch), generator, usual).drawn
     return vae.levels_at(nothing, drawn), owed
+
+
+def _owner(vae: ConditionalVAE, name: str) -> int:
+    """The component that the slopes of a covariate belong to: the first of the fewest columns."""
+    assert isinstance(vae.prior, GPPrior)
+    components = vae.prior.kernel.components
+    return min((r for r, one in enumerate(components) if one.slopes_on(name)), key=lambda r: len(components[r].columns))
 
 
 def _decode(vae: ConditionalVAE, z: Tensor, x: Tensor) -> Tensor:

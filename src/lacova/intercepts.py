@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lacova.batches import Batch, Blocks
 from lacova.linalg import cholesky, whitener
-from lacova.slopes import Slopes
+from lacova.slopes import Slopes, Usual
 from lacova.table import Table
 
 LEAST = 1e-3  # of τ_d² and ω_d² to start from, in units of the scaled measurement
@@ -47,56 +47,48 @@ class Intercepts(nn.Module):
         """Variance of b at a row (D,)."""
         return self.raw.exp()
 
-    def usual(self, batch: Batch, weight: Tensor | None = None) -> Tensor | float:
-        """E b at each row (…×N̂×D) before anything is measured, with these slopes (…×D×K), or on average over them."""
-        if self.slopes is None:
-            return 0.0
-        return self.slopes.features(batch) @ (self.slopes.mean if weight is None else weight).mT
-
     def kl(self) -> Tensor | float:
         """What the bound pays for the slopes, once for the whole table."""
         return 0.0 if self.slopes is None else self.slopes.kl()
 
-    def gain(self, location: Tensor, batch: Batch, noise: Tensor) -> Tensor:
-        """What E_q(w) log p(y_o | location, w) has, per patient (…×P), over log p(y_o | location) without any level.
+    def gain(self, location: Tensor, batch: Batch, noise: Tensor, usual: Usual | None = None) -> Tensor:
+        """What E log p(y_o | location, wᵀc) has, per patient (…×P), over log p(y_o | location) without any level.
 
-        Σ_d ½ [ Σ_i (y_i − location_i)²/σ² − rᵀ(σ²I + τ²11ᵀ)⁻¹r − Σ_k s_k² c_kᵀ(σ²I + τ²11ᵀ)⁻¹c_k − log(1 + nτ²/σ²) ]
-        over the observed r = y − location − E b.
+        Σ_d ½ [ Σ_i (y_i − location_i)²/σ² − rᵀC⁻¹r − Var(wᵀc) 1ᵀC⁻¹1 − log |C/σ²| ] with C = σ²I + τ²11ᵀ, over the
+        observed r = y − location − E wᵀc.
 
         Args:
             location: of y (…×N̂×D).
             batch: the rows, and whose they are.
             noise: σ² (D,).
+            usual: wᵀc at each row; None for 0.
         """
-        count, total = _sums(location + self.usual(batch), batch)
+        mean = 0.0 if usual is None else usual.mean
+        count, total = _sums(location + mean, batch)
         var, spread = self.var, noise + count * self.var
         value = (var * total.square() / (noise * spread) - (spread / noise).log()).sum(-1)
-        if self.slopes is None:
+        if usual is None:
             return 0.5 * value
-        usual, seen = self.usual(batch), batch.y_mask.to(location.dtype)
-        c, s2 = self.slopes.features(batch), self.slopes.var
-        # What does not need other rows of the patient: r² + Σ s²c² − (r + E b)², over σ².
-        lost = ((usual * (usual - 2.0 * (batch.y - location)) + c.square() @ s2.mT) * seen / noise).sum(-1)
-        sums = c.new_zeros(batch.patients, *s2.shape).index_add(0, batch.patient, seen[:, :, None] * c[:, None])
-        saved = ((sums.square() * s2).sum(-1) * var / (noise * spread)).sum(-1)
-        return 0.5 * (value + saved - torch.zeros_like(value).index_add(-1, batch.patient, lost))
+        value = value - (usual.var[..., batch.blocks.places[:, 0], :] * count / spread).sum(-1)
+        less = ((usual.mean * (usual.mean - 2.0 * (batch.y - location))) * batch.y_mask / noise).sum(-1)
+        return 0.5 * (value - torch.zeros_like(value).index_add(-1, batch.patient, less))
 
-    def expect(self, location: Tensor, batch: Batch, noise: Tensor) -> Tensor:
+    def expect(self, location: Tensor, batch: Batch, noise: Tensor, usual: Usual | None = None) -> Tensor:
         """E b at each row (…×N̂×D) given all observed measurements, at this location of y: shrunk residuals."""
-        usual = self.usual(batch)
-        count, total = _sums(location + usual, batch)
-        return usual + (self.var * total / (noise + count * self.var))[..., batch.patient, :]
+        mean = 0.0 if usual is None else usual.mean
+        count, total = _sums(location + mean, batch)
+        return mean + (self.var * total / (noise + count * self.var))[..., batch.patient, :]
 
     def draw(
-        self, location: Tensor, batch: Batch, noise: Tensor, generator: torch.Generator, weight: Tensor | None = None
+        self, location: Tensor, batch: Batch, noise: Tensor, generator: torch.Generator, usual: Usual | None = None
     ) -> Levels:
-        """b at each row given all observed measurements, with these slopes for each location (draws×N̂×D)."""
-        usual = self.usual(batch, weight)
-        count, total = _sums(location + usual, batch)
+        """b at each row given all observed measurements, for each location (draws×N̂×D) with a mean that is known."""
+        before = 0.0 if usual is None else usual.mean
+        count, total = _sums(location + before, batch)
         spread, at = noise + count * self.var, batch.patient
         mean, var = self.var * total / spread, (self.var * noise / spread).expand_as(total)
         drawn = mean + var.sqrt() * _normal(mean, generator)
-        return Levels(usual + mean[..., at, :], var[..., at, :], usual + drawn[..., at, :])
+        return Levels(before + mean[..., at, :], var[..., at, :], before + drawn[..., at, :])
 
 
 class DriftingIntercepts(Intercepts):
@@ -121,45 +113,43 @@ class DriftingIntercepts(Intercepts):
     def var(self) -> Tensor:
         return self.raw.exp() + self.raw_drift.exp()
 
-    def gain(self, location: Tensor, batch: Batch, noise: Tensor) -> Tensor:
-        """The same with the covariance σ²I + K of a patient's residuals."""
+    def gain(self, location: Tensor, batch: Batch, noise: Tensor, usual: Usual | None = None) -> Tensor:
+        """The same with C = σ²I + K."""
         pad, noise = batch.blocks, noise.double()
         seen, root = self._whitener(self._covariance(batch, pad), batch, pad, noise)
         apart = (_residuals(location, batch, pad, seen).square() / noise[:, None, None]).sum(-1)
-        r = _residuals(location + self.usual(batch), batch, pad, seen)
+        r = _residuals(location + (0.0 if usual is None else usual.mean), batch, pad, seen)
         together = torch.einsum("dpij,...dpj->...dpi", root, r).square().sum(-1)
-        if self.slopes is not None:
-            c = self.slopes.features(batch).double()[pad.places]
-            each = (root @ (c * seen[..., None])).square().sum(-2)  # D×P×K
-            together = together + (each * self.slopes.var[:, None]).sum(-1)
+        if usual is not None:
+            ones = (root @ seen[..., None].to(root.dtype)).square().sum((-2, -1))  # 1ᵀC⁻¹1, D×P
+            together = together + ones * usual.var[..., pad.places[:, 0], :].mT
         log_det = -2.0 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1) - (seen * noise.log()[:, None, None]).sum(-1)
         return 0.5 * (apart - together - log_det).sum(-2).to(location.dtype)
 
-    def expect(self, location: Tensor, batch: Batch, noise: Tensor) -> Tensor:
-        pad, usual = batch.blocks, self.usual(batch)
+    def expect(self, location: Tensor, batch: Batch, noise: Tensor, usual: Usual | None = None) -> Tensor:
+        pad, mean = batch.blocks, 0.0 if usual is None else usual.mean
         k = self._covariance(batch, pad)
         seen, root = self._whitener(k, batch, pad, noise.double())
-        white = torch.einsum("dpij,...dpj->...dpi", root, _residuals(location + usual, batch, pad, seen))
+        white = torch.einsum("dpij,...dpj->...dpi", root, _residuals(location + mean, batch, pad, seen))
         weight = torch.einsum("dpji,...dpj->...dpi", root, white) * seen
-        return usual + _at_rows(torch.einsum("dpij,...dpj->...dpi", k, weight), batch, pad).to(location.dtype)
+        return mean + _at_rows(torch.einsum("dpij,...dpj->...dpi", k, weight), batch, pad).to(location.dtype)
 
     def draw(
-        self, location: Tensor, batch: Batch, noise: Tensor, generator: torch.Generator, weight: Tensor | None = None
+        self, location: Tensor, batch: Batch, noise: Tensor, generator: torch.Generator, usual: Usual | None = None
     ) -> Levels:
-        usual = self.usual(batch, weight)
-        pad = batch.blocks
+        pad, before = batch.blocks, 0.0 if usual is None else usual.mean
         k = self._covariance(batch, pad)
         seen, root = self._whitener(k, batch, pad, noise.double())
         half = torch.einsum("dpki,dpij->dpkj", root, k * seen[..., :, None])
         gain = torch.einsum("dpki,dpkj->dpij", half, root) * seen[..., None, :]
-        r = _residuals(location + usual, batch, pad, seen)
+        r = _residuals(location + before, batch, pad, seen)
         mean = torch.einsum("dpij,...dpj->...dpi", gain, r).to(location.dtype)
         left = k - half.transpose(-1, -2) @ half
         var = left.diagonal(dim1=-2, dim2=-1).clamp_min(0.0).to(location.dtype)
         factor = cholesky(left + torch.diag_embed((~pad.filled).to(left.dtype))).to(location.dtype)
         drawn = mean + torch.einsum("dpij,...dpj->...dpi", factor, _normal(mean, generator))
         mean, var, drawn = (_at_rows(part, batch, pad) for part in (mean, var.expand_as(mean), drawn))
-        return Levels(usual + mean, var, usual + drawn)
+        return Levels(before + mean, var, before + drawn)
 
     def _covariance(self, batch: Batch, pad: Blocks) -> Tensor:
         """K of each patient's visits (D×P×n×n), zero where padded. Such small matrices are all of float64."""

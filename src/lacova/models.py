@@ -147,7 +147,6 @@ class Model(Answering, ABC):
     stored: bool = False  # whether `lacova.load` knows the class; those derived from it must say so themselves
     settled: ClassVar[tuple[str, ...]] = ()  # arguments of its bases that a model decides itself
     importance: int = 1  # draws that are weighted, unless a fit says otherwise
-    level_slopes: bool = False  # whether patients' levels depend on visit-constant covariates, where there are any
 
     @property
     def _has_intercepts(self) -> bool:
@@ -156,6 +155,10 @@ class Model(Answering, ABC):
     @property
     def _levels_drift(self) -> bool:
         return False
+
+    def _slopes_on(self, codec: Codec) -> list[str]:
+        """The covariates that patients' levels depend on."""
+        return []
 
     @abstractmethod
     def _latent_prior(self, codec: Codec, inputs: Callable[[int], Tensor]) -> LatentPrior:
@@ -313,9 +316,8 @@ class Model(Answering, ABC):
 
     def _intercepts(self, codec: Codec, between: Tensor, within: Tensor, slope: Tensor) -> Intercepts:
         """Levels with the variance between patients; drift starts with half of that within them."""
-        time, slopes = self._time(codec), None
-        if self.level_slopes and any(codec.space.static):
-            slopes = Slopes(codec.space, slope)
+        time, names = self._time(codec), self._slopes_on(codec)
+        slopes = Slopes(codec.space, names, slope) if names else None
         if time is None or not self._levels_drift:
             return Intercepts(between, slopes)
         return DriftingIntercepts(between, within / 2.0, time, slopes)
@@ -475,8 +477,8 @@ class GPPriorVAE(Model):
         patient_effects: give each instance a level of its own of each Gaussian or log-normal measurement, which is
             integrated out exactly. True: it drifts with the time of the schema, if there is one and there are at most
             200 measurements. "level": it is constant. False, or without an instance column: there is none.
-        level_slopes: let levels depend on the visit-constant covariates, by a linear regression that is shrunk. False:
-            what these explain has to come through z, as everything of the model in the paper does.
+        level_slopes: let levels depend on the visit-constant covariates of the formula, by a linear regression that is
+            shrunk. False: what these explain has to come through z, as everything of the model in the paper does.
 
     The other arguments are those of `Model`.
     """
@@ -519,6 +521,10 @@ class GPPriorVAE(Model):
     @property
     def _levels_drift(self) -> bool:
         return self.patient_effects is True and len(self.schema.measurements) <= MOST_DRIFTING
+
+    def _slopes_on(self, codec: Codec) -> list[str]:
+        static = (name for name, fixed in zip(codec.space.names, codec.space.static, strict=True) if fixed)
+        return [n for n in static if self.level_slopes and any(one.slopes_on(n) for one in self.components)]
 
     @property
     def formula(self) -> str:

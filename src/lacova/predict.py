@@ -53,14 +53,15 @@ def chunks(
     """Batches of rows or whole patients, with `draws` draws of which about CHUNK numbers are held.
 
     These are the D that are decoded for each draw of a row, or `width` if that is more.
-    With `alone`, batches of one row or patient each, before each of which that generator starts again.
+    With `alone`, batches of one row or patient each, before each of which that generator is as it is now.
     """
     if alone is None:
         rows_per_unit = 1 if table.patient is None else -(-len(table) // len(table.labels))
         yield from Batches(table, max(1, CHUNK // (draws * max(width, table.y.shape[1]) * rows_per_unit))).in_order()
         return
+    state = alone.get_state()
     for rows, batch in Batches(table, 1).in_order():
-        alone.manual_seed(alone.initial_seed())
+        alone.set_state(state)
         yield rows, batch
 
 
@@ -131,15 +132,15 @@ def paired_draws(
     """
     shared, slopes = vae.prior.draw_shared(draws, generator), vae.draw_slopes(draws, generator)
     for q in _questions(vae, table, new, draws, generator, trained):
-        other, x, known = q.x.clone(), q.batch.x.clone(), q.batch.x_mask.clone()
+        other, own, known = q.x.clone(), q.batch.x.clone(), q.batch.x_mask.clone()
         for column, value in setting.items():
-            other[:, q.asked, column], x[q.asked, column], known[q.asked, column] = value, value, True
+            other[:, q.asked, column], own[q.asked, column], known[q.asked, column] = value, value, True
         as_is, changed = (x[:, q.asked].flatten(0, 1) for x in (q.x, other))
         both = vae.prior.sample_both(as_is, changed, q.group, generator, shared, q.history, q.times)
         past, state = _past_latents(vae, q, generator), generator.get_state()
         here = _answer(vae, q, q.x, both[0], past, slopes, generator)
         generator.set_state(state)
-        q = q._replace(batch=replace(q.batch, x=x, x_mask=known))  # which patients' levels depend on
+        q = q._replace(batch=replace(q.batch, x=own, x_mask=known))  # levels drift with the time that is set
         yield here, _answer(vae, q, other, both[1], past, slopes, generator)
 
 
@@ -238,7 +239,7 @@ def _answer(
         latent[:, ~asked] = past
     batch = q.batch.take(told)
     location = vae.decode(latent[:, told].flatten(0, 1), x[:, told].flatten(0, 1)).unflatten(0, (draws, -1))
-    seen = vae.observe(location, batch, generator, slopes)
+    seen = vae.observe(location, batch, x[:, told], generator, slopes)
     return drawn(vae, q.rows[asked.to(q.rows.device)], seen, x[:, asked], asked[told])
 
 

@@ -28,12 +28,12 @@ class ChainEncoder(Encoder):
 
         z_i = m_i + s_i u_i,   u_i = r_i u_{i+1} + √(1 − r_i²) ε_i
 
-    That is z = m + B⁻¹ε with B upper bidiagonal, and every such B can be had so. s_i is the standard deviation of z_i
-    itself, so that no series is too long: coefficients on z_{i+1}, which exceed 1 where the next visit tells more
-    than the visit itself, would multiply along it. Visits see the one before and the one after, and the time between,
-    as a convolution along time would, but at irregular times. Rows without any measurement are in no chain: given the
-    others they follow the prior, which is the best q of them, and their KL is zero. Where a time is missing, what the
-    covariate prior expects of it decides the order; any order gives a bound.
+    That is z = m + B⁻¹ε with B upper bidiagonal, and every such B can be had so, up to the bounds of s and r. s_i is
+    the standard deviation of z_i itself, so that no series is too long: coefficients on z_{i+1}, which exceed 1 where
+    the next visit tells more than the visit itself, would multiply along it. Visits see the one before and the one
+    after, and the time between, as a convolution along time would, but at irregular times. Rows without any
+    measurement are in no chain: given the others they follow the prior, which is the best q of them, and their KL is
+    zero. Where a time is missing, what the covariate prior expects of it decides the order; any order gives a bound.
 
     Args:
         architecture, measurements, features, latent_dim: as of `Encoder`.

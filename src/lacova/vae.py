@@ -25,6 +25,7 @@ from lacova.measurements import MeasurementSpace
 from lacova.missingness import Missingness
 from lacova.networks import Conv, Decoder, Dense, Encoder
 from lacova.priors import LatentPrior
+from lacova.slopes import Usual
 from lacova.structured import ChainEncoder
 from lacova.table import Table
 
@@ -131,7 +132,8 @@ class ConditionalVAE(nn.Module):
         if self.intercepts is not None:
             nothing = y.new_zeros(len(y), self.measurements.output_width)
             with torch.no_grad():
-                usual = self.intercepts.expect(*self.levelled(nothing, batch))
+                expected = self.usual(batch, None if batch.given is None else batch.given.belief)
+                usual = self.intercepts.expect(*self.levelled(nothing, batch), expected)
             features = torch.cat([features, usual], dim=1)
             if isinstance(self.likelihood, MixedLikelihood):
                 y = y.index_add(1, self.likelihood.gaussian[0], -usual)
@@ -147,30 +149,37 @@ class ConditionalVAE(nn.Module):
         location: Tensor = self.decoder(inputs)
         return location
 
+    def usual(self, batch: Batch, belief: Belief | None) -> Usual | None:
+        """What levels are on average, at what is believed of missing covariates; None if that depends on nothing."""
+        slopes = None if self.intercepts is None else self.intercepts.slopes
+        return None if slopes is None else slopes.expect(batch, belief)
+
     def draw_slopes(self, draws: int, generator: torch.Generator) -> Tensor | None:
         """What levels owe to visit-constant covariates (draws×D×K), the same for all rows; None if nothing."""
         slopes = None if self.intercepts is None else self.intercepts.slopes
         return None if slopes is None else slopes.draw(draws, generator)
 
     def observe(
-        self, location: Tensor, batch: Batch, generator: torch.Generator, slopes: Tensor | None = None
+        self, location: Tensor, batch: Batch, x: Tensor, generator: torch.Generator, slopes: Tensor | None = None
     ) -> Observed:
         """y at the given locations (draws×N̂×D), each patient at the level that its observed measurements speak for.
 
-        `slopes` are those of `draw_slopes`, or None for their means.
+        `x` are completed covariates (draws×N̂×Q), and `slopes` those of `draw_slopes`.
         """
+        own = None if self.intercepts is None else self.intercepts.slopes
+        usual = None if own is None else own.at(x, slopes)
         if isinstance(self.likelihood, MixedLikelihood):
-            return self._observe_mixed(self.likelihood, location, batch, generator, slopes)
+            return self._observe_mixed(self.likelihood, location, batch, usual, generator)
         noise = self.likelihood.var
         if self.intercepts is None:
             return Observed(location, noise, self.likelihood.sample(location, generator))
-        levels = self.intercepts.draw(location, batch, noise, generator, slopes)
+        levels = self.intercepts.draw(location, batch, noise, generator, usual)
         y = self.likelihood.sample(location + levels.drawn, generator)
         return Observed(location + levels.mean, noise + levels.var, y)
 
     def _observe_mixed(
-        self, likelihood: MixedLikelihood, outputs: Tensor, batch: Batch, generator: torch.Generator,
-        slopes: Tensor | None,
+        self, likelihood: MixedLikelihood, outputs: Tensor, batch: Batch, usual: Usual | None,
+        generator: torch.Generator,
     ) -> Observed:  # fmt: skip
         """The same for columns of several families, of which Gaussian ones have levels."""
         var = outputs.new_zeros(*outputs.shape[:-1], len(self.measurements))
@@ -179,7 +188,7 @@ class ConditionalVAE(nn.Module):
             columns = likelihood.gaussian[0]
             var[..., columns] = likelihood.var
         if self.intercepts is not None:
-            levels = self.intercepts.draw(*self.levelled(outputs, batch), generator, slopes)
+            levels = self.intercepts.draw(*self.levelled(outputs, batch), generator, usual)
             drawn, outputs = (self.levels_at(outputs, part) for part in (levels.drawn, levels.mean))
             var[..., columns] += levels.var
         return Observed(likelihood.mean(outputs), var, likelihood.sample(drawn, generator), outputs)
@@ -192,7 +201,7 @@ class ConditionalVAE(nn.Module):
         own = replace(batch, y=batch.y[:, columns], y_mask=batch.y_mask[:, columns])
         return outputs[..., places], own, self.likelihood.var
 
-    def levels_at(self, outputs: Tensor, levels: Tensor | float) -> Tensor:
+    def levels_at(self, outputs: Tensor, levels: Tensor) -> Tensor:
         """The outputs with levels (…×N̂×D, of columns that have them) added where they belong."""
         if not isinstance(self.likelihood, MixedLikelihood):
             return outputs + levels

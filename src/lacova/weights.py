@@ -97,7 +97,7 @@ def weigh(
         log_q = q_z.log_density(z, noise.z, batch)
     outputs = vae.decode(z.flatten(0, 1), flat).unflatten(0, (draws, n))
     prior = vae.prior.density(z, x, batch, q_z.chain) if together else LatentPrior.density(vae.prior, z, x, batch)
-    fit = _fit(vae, batch, outputs, together)
+    fit = _fit(vae, batch, x, outputs, together)
     y = None
     if vae.missingness is not None and noise.y is not None:
         y = torch.where(batch.y_mask, batch.y, outputs + vae.likelihood.var.sqrt() * noise.y)
@@ -114,14 +114,17 @@ def weigh(
     )  # fmt: skip
 
 
-def _fit(vae: ConditionalVAE, batch: Batch, outputs: Tensor, together: bool) -> Tensor:
+def _fit(vae: ConditionalVAE, batch: Batch, x: Tensor, outputs: Tensor, together: bool) -> Tensor:
     """log p(y_o | z, x) (K×N̂); patients' own levels are integrated out, of each patient or of each row by itself."""
     if vae.intercepts is None:
         return vae.likelihood.log_prob(outputs, batch.y, batch.y_mask)
+    usual = None if vae.intercepts.slopes is None else vae.intercepts.slopes.at(x)
     if not together:
-        usual = vae.levels_at(outputs, vae.intercepts.usual(batch))
-        return vae.likelihood.log_prob(usual, batch.y, batch.y_mask, vae.intercepts.var)
-    gain = vae.intercepts.gain(*vae.levelled(outputs, batch))
+        if usual is None:
+            return vae.likelihood.log_prob(outputs, batch.y, batch.y_mask, vae.intercepts.var)
+        around = vae.levels_at(outputs, usual.mean)
+        return vae.likelihood.log_prob(around, batch.y, batch.y_mask, vae.intercepts.var + usual.var)
+    gain = vae.intercepts.gain(*vae.levelled(outputs, batch), usual)
     return vae.likelihood.log_prob(outputs, batch.y, batch.y_mask) + batch.in_first_row(gain)
 
 

@@ -18,7 +18,7 @@ TERMS = {
     "validation": "bound, validation rows",
     "reconstruction": "reconstruction",
     "kl_latent": "KL of z",
-    "kl_inducing": "KL of inducing values",
+    "kl_inducing": "KL of inducing values and slopes",
     "kl_covariates": "KL of missing covariates",
     "recall": "recall of hidden covariates",
     "validation_recall": "recall, validation rows",

@@ -208,6 +208,24 @@ def test_the_likelihood_of_a_row_is_over_slopes_and_sexes(model):
     assert told - blind == pytest.approx(0.62, abs=0.25)
 
 
+def test_the_likelihood_of_a_row_is_over_what_is_not_known_of_slopes():
+    made = lacova.GPPriorVAE(SCHEMA, latent_dim=1, inducing=4, scaling="none", patient_effects="level")
+    made.fit(patients(20, missing=0.0), max_epochs=1)
+    codec, vae = made._fitted()
+    w, last = vae.intercepts.slopes, vae.encoder.head[-1]
+    with torch.no_grad():  # y is a level and noise, and q(z) close to p(z)
+        for parameter in (*vae.decoder.parameters(), last.weight, last.bias):
+            parameter.zero_()
+        w.mean.copy_(torch.randn(2, 3, generator=torch.Generator().manual_seed(0)))
+        w.log_sd.fill_(0.5)
+        new = patients(8, seed=3, missing=0.0)
+        table = codec.encode(new)
+        c = torch.stack([table.x[:, 2], *(table.x[:, 1] == level for level in range(2))], dim=1).float()
+        var = vae.likelihood.var + vae.intercepts.var + c.square() @ w.var.mT
+        want = Normal(c @ w.mean.mT, var.sqrt()).log_prob(table.y).sum(1)
+    np.testing.assert_allclose(made.log_likelihood(new, draws=2000), want, atol=0.15)
+
+
 def test_what_if_sees_the_change(model):
     new = patients(20, seed=6, missing=0.0)
     women = new[new["sex"] == "f"]

@@ -12,7 +12,9 @@ from lacova.covariates.law import Belief, RowPrior
 from lacova.covariates.space import CovariateSpace
 from lacova.families import GaussianLikelihood
 from lacova.intercepts import DriftingIntercepts, Intercepts
+from lacova.predict import chunks
 from lacova.slopes import Slopes, Usual
+from lacova.table import Codec
 
 NOISE = torch.tensor([0.5, 2.0], dtype=torch.double)
 SPREAD = torch.tensor([1.5, 0.3], dtype=torch.double)
@@ -258,3 +260,12 @@ def test_levels_need_not_depend_on_anything():
     assert named.fit(patients(10), max_epochs=1)._vae.intercepts.slopes.names == ("sex",)
     with pytest.raises(ValueError, match="level_slopes is 'no'"):
         lacova.GPPriorVAE(SCHEMA, level_slopes="no")
+
+
+def test_a_patient_alone_does_not_draw_again_what_all_have_in_common():
+    table = Codec.learn(SCHEMA, patients(4)).encode(patients(4))
+    generator = torch.Generator().manual_seed(0)
+    shared = torch.randn(3, generator=generator)
+    own = [torch.randn(3, generator=generator) for _ in chunks(table, 1, generator)]
+    assert all(torch.equal(own[0], other) for other in own)
+    assert not torch.equal(own[0], shared)

@@ -44,11 +44,18 @@ class Batch:
         return int(self.patient[-1]) + 1 if self.count is None else self.count
 
     @cached_property
+    def first(self) -> Tensor:
+        """The first row of each patient (P̂,), which stands for what the patient's visits share.
+
+        A patient without rows, where patients only fill up a shape, has any.
+        """
+        last = torch.full((self.patients,), len(self) - 1, device=self.patient.device)
+        return last.scatter_reduce(0, self.patient, torch.arange(len(self), device=self.patient.device), "amin")
+
+    @cached_property
     def owner(self) -> Tensor:
-        """For each row, the first row of its patient: the row that stands for what the patient's visits share."""
-        first = torch.full((self.patients,), len(self), device=self.patient.device)
-        rows = torch.arange(len(self), device=self.patient.device)
-        return first.scatter_reduce(0, self.patient, rows, "amin")[self.patient]
+        """For each row, the first row of its patient."""
+        return self.first[self.patient]
 
     @cached_property
     def blocks(self) -> Blocks:

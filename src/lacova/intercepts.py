@@ -69,7 +69,7 @@ class Intercepts(nn.Module):
         value = (var * total.square() / (noise * spread) - (spread / noise).log()).sum(-1)
         if usual is None:
             return 0.5 * value
-        value = value - (usual.var[..., batch.blocks.places[:, 0], :] * count / spread).sum(-1)
+        value = value - (usual.var[..., batch.first, :] * count / spread).sum(-1)
         less = ((usual.mean * (usual.mean - 2.0 * (batch.y - location))) * batch.y_mask / noise).sum(-1)
         return 0.5 * (value - torch.zeros_like(value).index_add(-1, batch.patient, less))
 
@@ -122,7 +122,7 @@ class DriftingIntercepts(Intercepts):
         together = torch.einsum("dpij,...dpj->...dpi", root, r).square().sum(-1)
         if usual is not None:
             ones = (root @ seen[..., None].to(root.dtype)).square().sum((-2, -1))  # 1ᵀC⁻¹1, D×P
-            together = together + ones * usual.var[..., pad.places[:, 0], :].mT
+            together = together + ones * usual.var[..., batch.first, :].mT
         log_det = -2.0 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1) - (seen * noise.log()[:, None, None]).sum(-1)
         return 0.5 * (apart - together - log_det).sum(-2).to(location.dtype)
 

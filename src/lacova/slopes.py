@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -46,7 +47,8 @@ class Slopes(nn.Module):
         owner = [self.names.index(space.names[columns[k]]) for k in chosen]
         self.register_buffer("chosen", torch.tensor(chosen), persistent=False)
         self.register_buffer("owner", torch.tensor(owner), persistent=False)
-        self._blocks = [[k for k, one in enumerate(owner) if one == q] for q in range(len(names))]
+        starts = [k for k, one in enumerate(owner) if one not in owner[:k]]  # features of a covariate are adjacent
+        self._blocks = [slice(*ends) for ends in pairwise([*starts, len(owner)])]
         self.mean = nn.Parameter(sd.new_zeros(len(sd), len(chosen)))
         self.log_sd = nn.Parameter(sd.log()[:, None].repeat(1, len(chosen)))
         self.log_scale = nn.Parameter(sd.new_full((len(names),), math.log(START)))
@@ -61,7 +63,7 @@ class Slopes(nn.Module):
 
         Var wᵀc = Σ_k s_k² E c_k² + Σ_q Var_c m_qᵀc_q, with independent covariates q.
         """
-        first = batch.blocks.places[:, 0]  # row of each patient, which stands for all of them
+        first = batch.first
         x, known = batch.x[first], batch.x_mask[first]
         c = self.space.values(x, known)
         at = self.space.on(x.device)

@@ -26,6 +26,7 @@ MODELS = {
         s, prior="gp(day) + gp(age):cat(sex)", latent_dim=2, inducing=5, expectation="exact"
     ),
     "patients": lambda s: lacova.GPPriorVAE(s, latent_dim=2, inducing=5),
+    "patients, constant levels": lambda s: lacova.GPPriorVAE(s, latent_dim=2, inducing=5, patient_effects="level"),
     "patients, chain": lambda s: lacova.GPVAE(s, latent_dim=2, learn_length_scale=True),
     "vae": lambda s: lacova.VAE(s, latent_dim=2),
     "miwae": lambda s: lacova.MIWAE(s, latent_dim=2),

@@ -7,9 +7,10 @@ import torch
 from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
 import lacova
-from lacova.batches import Batch
+from lacova.batches import Batch, Batches
 from lacova.covariates.law import Belief, RowPrior
 from lacova.covariates.space import CovariateSpace
+from lacova.effects import _levels
 from lacova.families import GaussianLikelihood
 from lacova.intercepts import DriftingIntercepts, Intercepts
 from lacova.predict import chunks
@@ -241,6 +242,24 @@ def test_the_effect_belongs_to_the_component_of_the_covariate(model):
     shares = model.effects(patients(40, seed=7), draws=60).shares.set_index("component")["weight"]
     assert shares["gp(day):cat(sex)"] == pytest.approx(4.0 / 5.09, abs=0.12)
     assert shares["patient level"] == pytest.approx(1.0 / 5.09, abs=0.12)
+
+
+def test_components_have_all_that_levels_owe_to_covariates():
+    """Two covariates in one product, or one in two components: each slope belongs to one component."""
+    for prior, owners in (
+        ("gp(day) + gp(age):cat(sex) + cat(id)", {1}),
+        ("gp(day):cat(sex) + gp(age):cat(sex) + cat(sex) + cat(id)", {1, 2}),
+    ):
+        made = lacova.GPPriorVAE(SCHEMA, prior=prior, latent_dim=1, inducing=4).fit(patients(10), max_epochs=1)
+        _, vae = made._fitted()
+        with torch.no_grad():
+            vae.intercepts.slopes.mean.normal_(generator=torch.Generator().manual_seed(0))
+            g = torch.Generator().manual_seed(1)
+            rows = Batches(made._encode(patients(10))).batch(torch.arange(10))
+            x, w = vae.draw_covariates(rows, 5, g), vae.draw_slopes(5, g)
+            _, owed = _levels(vae, rows, x, w, g)
+            assert set(owed) == owners
+            torch.testing.assert_close(sum(owed.values()), vae.intercepts.slopes.at(x, w).mean)
 
 
 def test_slopes_are_stored(model, tmp_path):

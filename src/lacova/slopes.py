@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -38,6 +37,7 @@ class Slopes(nn.Module):
 
     chosen: Tensor
     owner: Tensor
+    member: Tensor
 
     def __init__(self, space: CovariateSpace, names: Sequence[str], sd: Tensor) -> None:
         super().__init__()
@@ -47,8 +47,8 @@ class Slopes(nn.Module):
         owner = [self.names.index(space.names[columns[k]]) for k in chosen]
         self.register_buffer("chosen", torch.tensor(chosen), persistent=False)
         self.register_buffer("owner", torch.tensor(owner), persistent=False)
-        starts = [k for k, one in enumerate(owner) if one not in owner[:k]]  # features of a covariate are adjacent
-        self._blocks = [slice(*ends) for ends in pairwise([*starts, len(owner)])]
+        member = (self.owner[:, None] == torch.arange(len(names))).to(sd.dtype)  # K×Q: which features are whose
+        self.register_buffer("member", member, persistent=False)
         self.mean = nn.Parameter(sd.new_zeros(len(sd), len(chosen)))
         self.log_sd = nn.Parameter(sd.log()[:, None].repeat(1, len(chosen)))
         self.log_scale = nn.Parameter(sd.new_full((len(names),), math.log(START)))
@@ -74,9 +74,9 @@ class Slopes(nn.Module):
             hot = [law.log_prob[:, q, : self.space.levels[q]].exp() * gap[:, q, None] for q in self.space.categorical]
             c, square = c + torch.cat([mean, *hot], dim=1), square + torch.cat([mean.square() + var, *hot], dim=1)
         c, square = c[:, self.chosen], square[:, self.chosen]
-        parts = [c[:, block] @ self.mean[:, block].mT for block in self._blocks]
-        spread = square @ (self.var + self.mean.square()).mT - torch.stack([part.square() for part in parts]).sum(0)
-        return Usual(torch.stack(parts).sum(0)[batch.patient], spread.clamp_min(0.0)[batch.patient])
+        parts = (c[:, None] * self.mean) @ self.member  # of each covariate, P×D×Q
+        unknown = (square @ self.mean.square().mT - parts.square().sum(-1)).clamp_min(0.0)
+        return Usual((c @ self.mean.mT)[batch.patient], (square @ self.var.mT + unknown)[batch.patient])
 
     def at(self, x: Tensor, weight: Tensor | None = None) -> Usual:
         """At completed covariates (…×N̂×Q): with these w (…×D×K), or over q(w)."""

@@ -155,7 +155,7 @@ class ConditionalVAE(nn.Module):
         return None if slopes is None else slopes.expect(batch, belief)
 
     def draw_slopes(self, draws: int, generator: torch.Generator) -> Tensor | None:
-        """What levels owe to visit-constant covariates (draws×D×K), the same for all rows; None if nothing."""
+        """What levels owe to visit-constant covariates (draws×D×K), in all rows of a call; None if nothing."""
         slopes = None if self.intercepts is None else self.intercepts.slopes
         return None if slopes is None else slopes.draw(draws, generator)
 

@@ -13,6 +13,7 @@ from lacova.covariates.space import CovariateSpace
 from lacova.effects import _levels
 from lacova.families import GaussianLikelihood
 from lacova.intercepts import DriftingIntercepts, Intercepts
+from lacova.objective import elbo
 from lacova.predict import chunks
 from lacova.slopes import Slopes, Usual
 from lacova.table import Codec
@@ -288,3 +289,14 @@ def test_a_patient_alone_does_not_draw_again_what_all_have_in_common():
     own = [torch.randn(3, generator=generator) for _ in chunks(table, 1, generator)]
     assert all(torch.equal(own[0], other) for other in own)
     assert not torch.equal(own[0], shared)
+
+
+def test_levels_do_not_teach_q_of_missing_covariates(model):
+    """Levels of measurements go together, which the model does not know: q would take each for evidence of its own."""
+    _, vae = model._fitted()
+    rows = Batches(model._encode(patients(30, seed=12, missing=0.5))).batch(torch.arange(30))
+    vae.zero_grad()
+    elbo(vae, rows, torch.Generator().manual_seed(0)).reconstruction.backward()
+    assert vae.intercepts.slopes.mean.grad.abs().max() > 0
+    assert all(p.grad is None or (p.grad == 0).all() for p in vae.covariate_posterior.parameters())
+    vae.zero_grad()

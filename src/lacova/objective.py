@@ -88,7 +88,8 @@ def bound(vae: ConditionalVAE, batch: Batch, how: Plan, noise: Noise, q_x: Belie
         fit = vae.likelihood.log_prob(location.unflatten(0, z.shape[:2]), batch.y, batch.y_mask)
         reconstruction = fit.mean(0).sum()
         if vae.intercepts is not None:
-            usual = vae.usual(batch, q_x)
+            # Levels are independent of each other given x, as they are not: q would overcount what they say of x_u.
+            usual = vae.usual(batch, q_x.detach())
             gain = vae.intercepts.gain(*vae.levelled(location.unflatten(0, z.shape[:2]), batch), usual)
             reconstruction = reconstruction + gain.mean(0).sum()
             inducing = inducing + vae.intercepts.kl()

@@ -35,6 +35,9 @@ class Belief:
     def to(self, where: torch.device | torch.dtype) -> Belief:
         return Belief(self.mean.to(where), self.var.to(where), self.log_prob.to(where))
 
+    def detach(self) -> Belief:
+        return Belief(self.mean.detach(), self.var.detach(), self.log_prob.detach())
+
 
 @dataclass(frozen=True)
 class RowPrior:

@@ -179,7 +179,7 @@ def test_chances_of_levels_are_weighed():
     model = lacova.MIWAE(Schema({"grade": "bernoulli", "a": "gaussian"}, {}), latent_dim=1)
     vae = model.fit(table, max_epochs=1, device="cpu")._vae
     outputs = torch.tensor([[[-2.0, 0.0]], [[3.0, 0.0]]])
-    seen = vae._observe_mixed(vae.likelihood, outputs, None, torch.Generator().manual_seed(0))
+    seen = vae._observe_mixed(vae.likelihood, outputs, None, None, torch.Generator().manual_seed(0))
     odds = float(vae.likelihood.families["bernoulli"].base)
     got = vae.chances(seen, torch.tensor([[0.9], [0.1]]))[0, 0, 1]
     want = 0.9 / (1 + math.exp(2.0 - odds)) + 0.1 / (1 + math.exp(-3.0 - odds))

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import lacova
-from lacova.batches import Batch, Batches
+from lacova.batches import Batch, Batches, variance_parts
 from lacova.families import GaussianLikelihood
-from lacova.intercepts import DriftingIntercepts, Intercepts, variance_parts
+from lacova.intercepts import DriftingIntercepts, Intercepts
 from lacova.objective import elbo
 from lacova.options import FitOptions
 from lacova.table import Codec
@@ -124,7 +124,8 @@ def test_variances_to_start_from_add_up():
     frame = pd.DataFrame({"id": patient, "day": rng.random(2000), "sex": "f"})
     frame["alt"] = rng.normal(0, 2, 400)[patient] + rng.normal(0, 1, 2000)
     frame["ast"] = rng.normal(0, 1, 2000)
-    between, within = variance_parts(Codec.learn(SCHEMA, frame, "none").encode(frame))
+    table = Codec.learn(SCHEMA, frame, "none").encode(frame)
+    between, within = variance_parts(table.y, table.y_mask, table.patient)
     np.testing.assert_allclose(between, [4.0, 0.0], atol=0.6)
     np.testing.assert_allclose(within, [1.0, 1.0], rtol=0.1)
     assert (between >= 0).all()
@@ -203,7 +204,8 @@ def test_imputed_entries_follow_the_patients_others():
 
 def test_levels_without_spread_change_nothing(monkeypatch):
     table = visits(10)
-    model = lacova.GPPriorVAE(SCHEMA, latent_dim=2, inducing=6, patient_effects="level").fit(table, max_epochs=1)
+    model = lacova.GPPriorVAE(SCHEMA, latent_dim=2, inducing=6, patient_effects="level", level_slopes=False)
+    model.fit(table, max_epochs=1)
     _, vae = model._fitted()
     rows = Batches(model._encode(table)).batch(torch.arange(10))
 
@@ -241,8 +243,9 @@ def test_a_table_without_patients_has_no_levels():
     table = visits(10).drop(columns="id")
     schema = lacova.Schema(["alt", "ast"], {"day": "continuous", "sex": "categorical"})
     assert lacova.GPPriorVAE(schema, latent_dim=1).fit(table, max_epochs=1)._vae.intercepts is None
+    alone = Codec.learn(schema, table).encode(table)
     with pytest.raises(ValueError, match="no patients"):
-        variance_parts(Codec.learn(schema, table).encode(table))
+        variance_parts(alone.y, alone.y_mask, alone.patient)
 
 
 def test_training_is_as_long_as_a_small_table_needs():
@@ -277,7 +280,9 @@ def test_a_level_that_drifts_is_learnt_and_used():
     gone = table.assign(alt=table["alt"].mask(table["day"] == 3.0))
     error, models = {}, {}
     for kind in (True, "level"):
-        model = lacova.GPPriorVAE(SCHEMA, latent_dim=1, inducing=6, scaling="none", patient_effects=kind)
+        model = lacova.GPPriorVAE(
+            SCHEMA, latent_dim=1, inducing=6, scaling="none", patient_effects=kind, level_slopes=False
+        )
         model.fit(table[table["id"] < 60], max_epochs=60, seed=0)
         found = model.impute(gone[gone["id"] >= 60], interval=0.9)
         new = table[table["id"] >= 60].reset_index(drop=True)

@@ -290,7 +290,7 @@ def test_mixed_columns_that_are_all_gaussian_give_the_same_bound_and_answers():
         generator = torch.Generator().manual_seed(0)
         terms = elbo(vae, batch, generator)
         location = torch.randn(3, len(table), 2, generator=generator)
-        seen = vae.observe(location, batch, batch.x.expand(len(location), -1, -1), generator)
+        seen = vae.observe(location, batch, generator)
         return terms.elbo, terms.reconstruction, seen.mean, seen.var.expand(3, len(table), 2), seen.y
 
     with torch.no_grad():

@@ -1,4 +1,6 @@
-"""What patients' levels owe to visit-constant covariates: dense normals, and patients with a known effect."""
+"""What patients' levels owe to covariates: dense normals, and patients with a known effect."""
+
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -21,8 +23,12 @@ from lacova.table import Codec
 NOISE = torch.tensor([0.5, 2.0], dtype=torch.double)
 SPREAD = torch.tensor([1.5, 0.3], dtype=torch.double)
 DRIFT = torch.tensor([0.8, 0.4], dtype=torch.double)
-# Columns: the time; arm, of three levels; age; a dose, which changes with visits.
-SPACE = CovariateSpace(("day", "arm", "age", "dose"), (0, 3, 0, 0), (False, True, True, False))
+# Columns: the time; arm, of three levels; age; a dose, and an event of two levels, which change with visits.
+SPACE = CovariateSpace(("day", "arm", "age", "dose", "event"), (0, 3, 0, 0, 2), (False, True, True, False, False))
+NAMES = ("arm", "age", "dose", "event")  # features in the order of the space: age, dose, 3 arms, 2 events
+OWNERS = torch.tensor([1, 2, 0, 0, 0, 3, 3])
+CENTRE = torch.tensor([0.0, 0.3, 0.0, 0.0, 0.0, 0.6, 0.4], dtype=torch.double)
+KAPPA = torch.tensor([1.0, 1.0, 2.5, 0.7], dtype=torch.double)
 PATIENT = torch.tensor([0, 0, 0, 1, 2, 2, 2, 2])
 
 
@@ -31,40 +37,59 @@ def close(one, other):
 
 
 def batch():
-    """Patients of 3, 1 and 4 visits; the arm of the first and the age of the last are missing."""
+    """Patients of 3, 1 and 4 visits; the arm of the first and the age of the last are missing, and some of the rest."""
     g = torch.Generator().manual_seed(0)
     y = torch.randn(8, 2, generator=g, dtype=torch.double)
     mask = torch.rand(8, 2, generator=g) < 0.7
-    x = torch.rand(8, 4, generator=g, dtype=torch.double)
+    x = torch.rand(8, 5, generator=g, dtype=torch.double)
     x[:, 1], x[:, 2] = torch.tensor([1.0, 2.0, 0.0])[PATIENT], torch.tensor([0.3, -1.0, 0.7])[PATIENT]
-    known = torch.ones(8, 4, dtype=torch.bool)
+    x[:, 4] = torch.tensor([0, 1, 1, 0, 1, 0, 0, 1]).double()
+    known = torch.ones(8, 5, dtype=torch.bool)
     known[:3, 1], known[4:, 2] = False, False
+    known[[0, 2, 5], 3], known[[1, 3, 4, 6], 4] = False, False
     law = Belief(
-        torch.full((8, 4), 0.4, dtype=torch.double),
-        torch.full((8, 4), 0.49, dtype=torch.double),
-        torch.zeros(8, 4, 3).double(),
+        torch.full((8, 5), 0.4, dtype=torch.double),
+        torch.full((8, 5), 0.49, dtype=torch.double),
+        torch.zeros(8, 5, 3).double(),
     )
     law.log_prob[:, 1] = torch.tensor([0.2, 0.5, 0.3], dtype=torch.double).log()
+    law.log_prob[:, 4, :2] = torch.tensor([0.7, 0.3], dtype=torch.double).log()
     return Batch(y * mask, mask, x * known, known, PATIENT, given=RowPrior(law, torch.zeros(8).double()))
 
 
 def complete(rows, draws, generator):
-    """c of each row (draws×8×4), age and then the arm: as known, or drawn for each patient."""
-    age = 0.4 + 0.7 * torch.randn(draws, 3, generator=generator, dtype=torch.double)
-    arm = torch.multinomial(torch.tensor([0.2, 0.5, 0.3]), 3 * draws, replacement=True, generator=generator)
+    """Covariates (draws×8×5): as known, or drawn, for each patient where they are visit-constant, else each visit."""
     x = rows.x.repeat(draws, 1, 1)
-    x[:, :3, 1], x[:, 4:, 2] = arm.view(draws, 3)[:, :1].double(), age[:, 2:]
-    c = torch.cat([x[..., 2:3], torch.nn.functional.one_hot(x[..., 1].long(), 3).double()], dim=-1)
+    normal = 0.4 + 0.7 * torch.randn(draws, 9, generator=generator, dtype=torch.double)
+    arm = torch.multinomial(torch.tensor([0.2, 0.5, 0.3]), draws, replacement=True, generator=generator)
+    event = (torch.rand(draws, 8, generator=generator) < 0.3).double()
+    x[:, :3, 1], x[:, 4:, 2] = arm[:, None].double(), normal[:, 8:]
+    return torch.where(rows.x_mask[:, 3:], x[..., 3:], torch.stack([normal[:, :8], event], -1)), x
+
+
+def features(rows, draws, generator):
+    """Completed covariates, and c of each row (draws×8×7), one visit and patient after the other."""
+    moving, x = complete(rows, draws, generator)
+    x[..., 3:] = moving
+    hot = torch.nn.functional.one_hot
+    c = torch.cat([x[..., 2:4], hot(x[..., 1].long(), 3).double(), hot(x[..., 4].long(), 2).double()], dim=-1)
+    for p in range(3):
+        for k in (1, 5, 6):
+            visits = c[:, p == PATIENT, k]
+            share = (visits - CENTRE[k]).sum(1) / (visits.shape[1] + KAPPA[OWNERS[k]])
+            c[:, p == PATIENT, k] = share[:, None]
     return x, c
 
 
 def slopes():
-    found = Slopes(SPACE, ["age", "arm"], torch.ones(2, dtype=torch.double))
+    found = Slopes(SPACE, NAMES, torch.ones(2, dtype=torch.double))
     g = torch.Generator().manual_seed(3)
     with torch.no_grad():
-        found.mean.copy_(torch.randn(2, 4, generator=g))
-        found.log_sd.copy_(0.5 * torch.randn(2, 4, generator=g) - 1.0)
-        found.log_scale.copy_(torch.tensor([0.3, -0.4]))
+        found.mean.copy_(torch.randn(2, 7, generator=g))
+        found.log_sd.copy_(0.5 * torch.randn(2, 7, generator=g) - 1.0)
+        found.log_scale.copy_(torch.tensor([0.3, -0.4, 0.1, -0.2]))
+        found.centre.copy_(CENTRE)
+        found.kappa.copy_(KAPPA)
     return found
 
 
@@ -86,20 +111,61 @@ def test_means_and_variances_are_those_of_draws():
     rows, w, g = batch(), slopes(), torch.Generator().manual_seed(5)
     found = w.expect(rows, rows.given.belief)
     weight = w.draw(200_000, g)
-    x, c = complete(rows, 200_000, g)
+    x, c = features(rows, 200_000, g)
     each = (c[:, :, None] * weight[:, None]).sum(-1)
     torch.testing.assert_close(found.mean, each.mean(0), rtol=0, atol=0.015)
     torch.testing.assert_close(found.var, each.var(0), rtol=0.02, atol=0)
-    close(w.at(x[:50], weight[:50]).mean, each[:50])
-    over = w.at(x[:1])
+    close(w.at(x[:50], rows, weight[:50]).mean, each[:50])
+    over = w.at(x[:1], rows)
     close(over.mean, c[:1] @ w.mean.mT)
     close(over.var, (c[:1] ** 2) @ w.log_sd.exp().square().mT)
-    assert [w.of(name).tolist() for name in w.names] == [[True] + 3 * [False], [False] + 3 * [True]]
+    assert [w.of(name).tolist() for name in w.names] == [(k == OWNERS).tolist() for k in range(4)]
+
+
+def test_without_gaps_nothing_is_believed():
+    rows, w = batch(), slopes()
+    x, c = features(rows, 1, torch.Generator().manual_seed(1))
+    whole = replace(rows, x=x[0], x_mask=torch.ones_like(rows.x_mask))
+    for belief in (None, rows.given.belief):
+        found = w.expect(whole, belief)
+        close(found.mean, c[0] @ w.mean.mT)
+        close(found.var, c[0] ** 2 @ w.log_sd.exp().square().mT)
+
+
+def test_averages_are_of_the_covariates_as_they_are():
+    """What is set at a visit moves what does not change with visits, and no average."""
+    rows, w, g = batch(), slopes(), torch.Generator().manual_seed(2)
+    x, c = features(rows, 3, g)
+    other = x.clone()
+    other[:, 5:, 2], other[:, 5:, 3], other[:, 5:, 4] = 2.0, 9.0, 1.0
+    c[:, 5:, 0] = 2.0
+    weight = w.draw(3, g)
+    close(w.at(other, rows, weight, x).mean, torch.einsum("snk,sdk->snd", c, weight))
+
+
+def test_averages_are_shrunk_by_how_much_visits_differ():
+    """A dose whose patients differ by 2 and visits by 1 needs a quarter of a visit; an event is its own at each."""
+    rng = np.random.default_rng(0)
+    patient = np.repeat(np.arange(2000), 4)
+    frame = pd.DataFrame({"id": patient, "day": rng.random(8000), "sex": np.where(patient % 2, "f", "m")})
+    frame["dose"] = rng.normal(0, 2, 2000)[patient] + rng.normal(0, 1, 8000)
+    frame["event"] = np.where(rng.random(8000) < 0.3, "yes", "no")
+    frame["alt"] = rng.normal(size=8000)
+    kinds = {"day": "continuous", "sex": "categorical", "dose": "continuous", "event": "categorical"}
+    frame[["dose", "event"]] = frame[["dose", "event"]].mask(rng.random((8000, 2)) < 0.3)
+    schema = lacova.Schema(["alt"], kinds, instance="id", time="day", static=["sex"])
+    made = lacova.GPPriorVAE(schema, latent_dim=1, inducing=4).fit(frame, max_epochs=1, batch_size=500)
+    found = made._vae.intercepts.slopes
+    assert found.names == ("sex", "dose", "event")
+    assert float(found.kappa[1]) == pytest.approx(0.25, rel=0.1)
+    assert float(found.kappa[2]) > 20
+    events = found.centre[found.of("event")]
+    np.testing.assert_allclose(sorted(events), [0.3, 0.7], atol=0.02)
 
 
 def test_the_price_of_slopes_is_a_kl():
     w = slopes()
-    scale = torch.tensor([0.3, -0.4, -0.4, -0.4]).double().exp().expand(2, 4)
+    scale = torch.tensor([0.3, -0.4, 0.1, -0.2]).double().exp()[OWNERS].expand(2, 7)
     close(w.kl(), kl_divergence(Normal(w.mean, w.log_sd.exp()), Normal(torch.zeros_like(scale), scale)).sum())
 
 
@@ -126,7 +192,7 @@ def test_the_bound_has_the_mean_over_slopes_of_the_log_density(drifting):
 def test_levels_are_the_conditional_of_the_joint_normal(drifting):
     rows, own, g = batch(), levels(drifting), torch.Generator().manual_seed(4)
     location = torch.randn(3, 8, 2, dtype=torch.double, generator=torch.Generator().manual_seed(2))
-    usual = own.slopes.at(complete(rows, 3, g)[0], own.slopes.draw(3, g))
+    usual = own.slopes.at(features(rows, 3, g)[0], rows, own.slopes.draw(3, g))
     found = own.draw(location, rows, NOISE, torch.Generator().manual_seed(0), usual)
     average = own.expect(location, rows, NOISE, usual)
     for d in range(2):
@@ -260,7 +326,7 @@ def test_components_have_all_that_levels_owe_to_covariates():
             x, w = vae.draw_covariates(rows, 5, g), vae.draw_slopes(5, g)
             _, owed = _levels(vae, rows, x, w, g)
             assert set(owed) == owners
-            torch.testing.assert_close(sum(owed.values()), vae.intercepts.slopes.at(x, w).mean)
+            torch.testing.assert_close(sum(owed.values()), vae.intercepts.slopes.at(x, rows, w).mean)
 
 
 def test_slopes_are_stored(model, tmp_path):
@@ -274,8 +340,8 @@ def test_levels_need_not_depend_on_anything():
     short = {"latent_dim": 1, "inducing": 4}
     told = lacova.GPPriorVAE(SCHEMA, level_slopes=False, **short).fit(patients(10), max_epochs=1)
     assert told._vae.intercepts.slopes is None
-    moving = lacova.Schema(SCHEMA.measurements, SCHEMA.covariates, instance="id", time="day", static=[])
-    assert lacova.GPPriorVAE(moving, **short).fit(patients(10), max_epochs=1)._vae.intercepts.slopes is None
+    timed = lacova.Schema(SCHEMA.measurements, {"day": "continuous"}, instance="id", time="day")
+    assert lacova.GPPriorVAE(timed, **short).fit(patients(10), max_epochs=1)._vae.intercepts.slopes is None
     named = lacova.GPPriorVAE(SCHEMA, prior="gp(day) + gp(day):cat(sex) + cat(id):gp(age)", **short)
     assert named.fit(patients(10), max_epochs=1)._vae.intercepts.slopes.names == ("sex",)
     with pytest.raises(ValueError, match="level_slopes is 'no'"):
@@ -300,3 +366,73 @@ def test_levels_do_not_teach_q_of_missing_covariates(model):
     assert vae.intercepts.slopes.mean.grad.abs().max() > 0
     assert all(p.grad is None or (p.grad == 0).all() for p in vae.covariate_posterior.parameters())
     vae.zero_grad()
+
+
+DOSED = lacova.Schema(
+    ["weight", "temperature"], {"day": "continuous", "sex": "categorical", "dose": "continuous"}, instance="id",
+    time="day", static=["sex"],
+)  # fmt: skip
+
+
+def dosed(count, seed=0):
+    """Patients whose doses are about their own, and whose weight goes with that by 2, not with the visit's dose."""
+    rng = np.random.default_rng(seed)
+    table = patients(count, seed=seed, missing=0.0).drop(columns="age")
+    own = rng.normal(0, 1, count)[table["id"]]
+    table["dose"] = own + rng.normal(0, 0.3, len(table))
+    table["weight"] += 2.0 * own
+    return table
+
+
+@pytest.fixture(scope="module")
+def dosing():
+    made = lacova.GPPriorVAE(DOSED, latent_dim=2, inducing=10)
+    return made.fit(dosed(150), max_epochs=60, batch_size=20, seed=0, device="cpu")
+
+
+def test_a_new_patients_level_depends_on_its_average_dose(dosing):
+    new = dosed(60, seed=5)
+    new["weight"] -= 4.0 * (new["sex"] == "m")
+    found = dosing.predict(new.drop(columns=list(DOSED.measurements)).assign(sex="f"), draws=400)
+    average = new.groupby("id")["dose"].transform("mean")
+    assert np.polyfit(average, found["weight"], 1)[0] == pytest.approx(2.0, abs=0.35)
+    within = (found["weight"] - found["weight"].groupby(new["id"]).transform("mean"), new["dose"] - average)
+    assert abs(np.polyfit(within[1], within[0], 1)[0]) < 0.5
+
+
+def test_what_is_set_at_visits_does_not_make_another_patient(dosing):
+    new = dosed(20, seed=6)
+    x = new.drop(columns=list(DOSED.measurements))
+    change = dosing.what_if(x, {"dose": 2.0}, draws=200).average.set_index("measurement")["difference"]
+    said = (dosing.predict(x.assign(dose=2.0), draws=200) - dosing.predict(x, draws=200))["weight"].mean()
+    assert said == pytest.approx(2.0 * (2.0 - x["dose"].mean()), abs=0.8)
+    assert abs(change["weight"]) < 0.3 * said
+
+
+def test_unmeasured_visits_count_for_averages_in_imputation_too(dosing):
+    """A measured visit is filled in as if it were asked for with its patient's record as history."""
+    rows = dosed(40, seed=7)
+    first = rows["day"] == 0.0
+    rows["dose"] += np.where(first, 0.0, 3.0)
+    gaps = rows.assign(weight=np.nan, temperature=rows["temperature"].where(first))
+    filled = dosing.impute(gaps)
+    told, apart = (filled["weight"][part].to_numpy() for part in (first, rows["day"] == 1.0))
+    assert np.abs(told - apart).mean() < 1.0  # 2 apart and more, were the first visits' doses their averages
+    alone = dosing.impute(gaps[first])["weight"].to_numpy()
+    assert (told - alone).mean() > 2.0
+
+
+def test_the_likelihood_of_a_row_is_its_own(dosing):
+    rows = dosed(10, seed=8)
+    both = dosing.log_likelihood(rows, draws=2000)
+    first = (rows["day"] == 0.0).to_numpy()
+    np.testing.assert_allclose(dosing.log_likelihood(rows[first], draws=2000), both[first], atol=0.3)
+
+
+def test_what_averages_are_shrunk_to_is_stored(dosing, tmp_path):
+    dosing.save(tmp_path / "model")
+    again = lacova.load(tmp_path / "model")
+    for name in ("kappa", "centre"):
+        assert torch.equal(getattr(again._vae.intercepts.slopes, name), getattr(dosing._vae.intercepts.slopes, name))
+    x = dosed(5, seed=9).drop(columns=list(DOSED.measurements))
+    pd.testing.assert_frame_equal(again.predict(x, seed=1), dosing.predict(x, seed=1))

@@ -186,7 +186,7 @@ class Answering:
             x: rows of covariates (and the instance column, if there is one); or the path of a Parquet file or folder,
                 or a pyarrow Dataset.
             history: earlier visits of some of the patients in `x`, measurements included; for patients of the training
-                rows, those rows.
+                rows, those rows. All rows of a patient, in `x` and here, say what it is like on average.
             draws: how many draws of x_u and z to average over.
             interval: adds `<column>_lower` and `<column>_upper`, a central interval such as 0.9, of each number.
             probabilities: adds `<column>_p_<level>`, the probability of each level of each categorical measurement.

@@ -150,3 +150,19 @@ class Batches:
         """Row indices and batch, every unit once, in order; `scale` is 1, so that sums over batches add up."""
         for units in torch.arange(self.units).split(self.size):
             yield self.rows(units)[0], replace(self.batch(units), scale=1.0)
+
+
+def variance_parts(values: Tensor, seen: Tensor, patient: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Variance between and within patients (D,) each, of what is seen of the values (N×D); none is negative."""
+    if patient is None:
+        raise ValueError("a table without an instance column has no patients to have levels of their own.")
+    weight = seen.to(values.dtype)
+    zero = weight.new_zeros(int(patient.max()) + 1, weight.shape[1])
+    count = zero.index_add(0, patient, weight)
+    mean = zero.index_add(0, patient, values * weight) / count.clamp_min(1.0)
+    square = ((values - mean[patient]) ** 2 * weight).sum(0)
+    freedom = (count.sum(0) - (count > 0).sum(0)).clamp_min(1.0)
+    within = square / freedom
+    overall = (values * weight).sum(0) / weight.sum(0)
+    total = ((values - overall) ** 2 * weight).sum(0) / weight.sum(0)
+    return (total - within).clamp_min(0.0), torch.minimum(within, total)

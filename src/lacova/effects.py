@@ -2,7 +2,7 @@
 
 With z = Σ_r f_r + ε, the effect of component r at a row is m(z) − m(z − f_r), where m(z) is the mean of y, in its own
 units, that the decoder gives at z and at the patient's level: what that mean loses when the component's part of z is
-taken away. Levels depend on visit-constant covariates: what they owe to one of them is part of the effect of the
+taken away. Levels depend on covariates: what they owe to one of them is part of the effect of the
 component with that covariate, the first of the fewest columns. The components are drawn jointly, given all measurements
 of the row's patient.
 """
@@ -173,9 +173,9 @@ def _levels(
     nothing, usual = torch.zeros_like(outputs), None
     owed: dict[int, Tensor] = {}
     if own.slopes is not None and slopes is not None:
-        usual = own.slopes.at(x, slopes)
+        usual = vae.usual_at(x, batch, slopes)
         for name in own.slopes.names:
-            part = vae.levels_at(nothing, own.slopes.at(x, slopes * own.slopes.of(name)).mean)
+            part = vae.levels_at(nothing, own.slopes.at(x, batch, slopes * own.slopes.of(name)).mean)
             owner = _owner(vae, name)
             owed[owner] = owed.get(owner, nothing) + part
     drawn = own.draw(*vae.levelled(outputs, batch), generator, usual).drawn

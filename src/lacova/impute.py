@@ -37,7 +37,8 @@ def imputation_draws(
             noise = torch.randn(draws, *q.mean.shape, generator=generator, device=x.device, dtype=q.mean.dtype)
             z, mine = q.draw(noise), x[:, seen]
             location = vae.decode(z.flatten(0, 1), mine.flatten(0, 1)).unflatten(0, (draws, -1))
-            found = vae.observe(location, batch.take(seen), mine, generator, slopes)
+            usual = vae.usual_at(x, batch, slopes)  # of all visits, measured or not
+            found = vae.observe(location, batch.take(seen), generator, None if usual is None else usual.take(seen))
             yield drawn(vae, rows[seen.to(rows.device)], found, mine)
         if (unseen := unseen_draws(vae, table, rows, batch, x, slopes, generator, known)) is not None:
             yield unseen
@@ -69,7 +70,7 @@ def weighted_draws(
         pick = spread(_pick(weight, count, generator), batch, vae) if resample else None
         outputs, x, y = (_taken(values, pick) for values in (found.outputs, found.x, found.y))
         if y is None:  # noise is drawn after resampling: tables that have z in common must differ by it
-            seen = vae.observe(outputs, batch, x, generator)
+            seen = vae.observe(outputs, batch, generator, vae.usual_at(x, batch))
         else:
             seen = Observed(y, torch.zeros_like(vae.likelihood.var), y)  # what was weighed is y itself
         yield drawn(vae, rows, seen, x, weight=None if resample else spread(weight, batch, vae))

@@ -3,7 +3,7 @@
 y_pid = location_pid + b_pd(t_pi) + ε. A constant level b_pd ~ N(wᵀc, τ_d²) gives a patient's residuals on measurement d
 the covariance σ_d²I + τ_d²11ᵀ: by Sherman and Morrison, all that is needed of them is their number, their sum and their
 sum of squares. A level that drifts adds ω_d² exp(−λ_d|t − t'|), and takes a small matrix per patient and measurement.
-Without the mean wᵀc, which depends on a patient's visit-constant covariates, levels would take up what these explain.
+Without the mean wᵀc, which depends on a patient's covariates, levels would take up what these explain.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from lacova.batches import Batch, Blocks
 from lacova.linalg import cholesky, whitener
 from lacova.slopes import Slopes, Usual
-from lacova.table import Table
 
 LEAST = 1e-3  # of τ_d² and ω_d² to start from, in units of the scaled measurement
 
@@ -167,23 +166,6 @@ class DriftingIntercepts(Intercepts):
         seen = (batch.y_mask[pad.places] & pad.filled[..., None]).permute(2, 0, 1)
         both = seen[..., :, None] & seen[..., None, :]
         return seen, whitener(k * both + torch.diag_embed(torch.where(seen, noise[:, None, None], 1.0)))
-
-
-def variance_parts(table: Table) -> tuple[Tensor, Tensor]:
-    """Variance between and within patients (D,) each, of the observed entries; none is negative."""
-    if table.patient is None:
-        raise ValueError("a table without an instance column has no patients to have levels of their own.")
-    seen = table.y_mask.to(table.y.dtype)
-    patients = len(table.labels)
-    zero = seen.new_zeros(patients, seen.shape[1])
-    count = zero.index_add(0, table.patient, seen)
-    mean = zero.index_add(0, table.patient, table.y * seen) / count.clamp_min(1.0)
-    square = ((table.y - mean[table.patient]) ** 2 * seen).sum(0)
-    freedom = (count.sum(0) - (count > 0).sum(0)).clamp_min(1.0)
-    within = square / freedom
-    overall = (table.y * seen).sum(0) / seen.sum(0)
-    total = ((table.y - overall) ** 2 * seen).sum(0) / seen.sum(0)
-    return (total - within).clamp_min(0.0), torch.minimum(within, total)
 
 
 def _sums(location: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

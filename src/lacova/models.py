@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lacova.answers import MEAN_DRAWS, Answering, sure_level, whole, whole_number
 from lacova.archive import StorageError, write
-from lacova.batches import Batches
+from lacova.batches import Batches, variance_parts
 from lacova.checkpoint import Checkpoint
 from lacova.columns import Scaling, Tally, check_scaling
 from lacova.covariates.fill import FILLS, Fill
@@ -34,7 +34,7 @@ from lacova.gp.factors import check_passed
 from lacova.gp.formula import components
 from lacova.gp.inducing import InducingPoints, spread_rows
 from lacova.gp.kernels import AdditiveKernel
-from lacova.intercepts import LEAST, DriftingIntercepts, Intercepts, variance_parts
+from lacova.intercepts import LEAST, DriftingIntercepts, Intercepts
 from lacova.interrupt import InterruptedWarning
 from lacova.labels import Fingerprints
 from lacova.likelihoods import Likelihood, blank, learn
@@ -287,12 +287,14 @@ class Model(Answering, ABC):
         marginal.override(codec, self.covariate_prior)
         prior = self._covariate_prior(codec, table, marginal, seed)
         latent = self._latent_prior(codec, partial(_inducing_inputs, codec, table, marginal, seed))
-        between, within = variance_parts(table) if self._has_levels(codec) else (None, None)
         columns, noise = codec.measurements.columns("gaussian"), learn(codec.measurements, table, self.noise_floor)
-        if between is None or within is None:
+        if not self._has_levels(codec):
             return self._join(codec, marginal, prior, latent, noise, missingness=self._missingness(codec, table))
+        between, within = variance_parts(table.y, table.y_mask, table.patient)
         start = (between[columns].clamp_min(LEAST) / len(table.labels)).sqrt()  # of slopes: what patients leave of them
         intercepts = self._intercepts(codec, between[columns], within[columns], start)
+        if intercepts.slopes is not None:
+            intercepts.slopes.learn(table)
         noise.start_at((between + within)[columns] - intercepts.var.detach())
         return self._join(codec, marginal, prior, latent, noise, intercepts)
 
@@ -477,8 +479,9 @@ class GPPriorVAE(Model):
         patient_effects: give each instance a level of its own of each Gaussian or log-normal measurement, which is
             integrated out exactly. True: it drifts with the time of the schema, if there is one and there are at most
             200 measurements. "level": it is constant. False, or without an instance column: there is none.
-        level_slopes: let levels depend on the visit-constant covariates of the formula, by a linear regression that is
-            shrunk. False: what these explain has to come through z, as everything of the model in the paper does.
+        level_slopes: let levels depend on the visit-constant covariates of the formula, and on patients' averages of
+            the others, the time aside, by a linear regression that is shrunk. False: what these explain has to come
+            through z, as everything of the model in the paper does.
 
     The other arguments are those of `Model`.
     """
@@ -523,8 +526,9 @@ class GPPriorVAE(Model):
         return self.patient_effects is True and len(self.schema.measurements) <= MOST_DRIFTING
 
     def _slopes_on(self, codec: Codec) -> list[str]:
-        static = (name for name, fixed in zip(codec.space.names, codec.space.static, strict=True) if fixed)
-        return [n for n in static if self.level_slopes and any(one.slopes_on(n) for one in self.components)]
+        """All of the formula but the time: when a patient is seen, and how long, is not what it is like."""
+        names = (name for name in codec.space.names if self.level_slopes and name != self.schema.time)
+        return [name for name in names if any(one.slopes_on(name) for one in self.components)]
 
     @property
     def formula(self) -> str:

@@ -141,7 +141,7 @@ def paired_draws(
         here = _answer(vae, q, q.x, both[0], past, slopes, generator)
         generator.set_state(state)
         q = q._replace(batch=replace(q.batch, x=own, x_mask=known))  # levels drift with the time that is set
-        yield here, _answer(vae, q, other, both[1], past, slopes, generator)
+        yield here, _answer(vae, q, other, both[1], past, slopes, generator, q.x)
 
 
 def unseen_draws(
@@ -226,9 +226,12 @@ def _past_latents(vae: ConditionalVAE, q: _Question, generator: torch.Generator)
 
 def _answer(
     vae: ConditionalVAE, q: _Question, x: Tensor, z: Tensor, past: Tensor | None, slopes: Tensor | None,
-    generator: torch.Generator,
+    generator: torch.Generator, usual_x: Tensor | None = None,
 ) -> Draws:  # fmt: skip
-    """Draws of y of the new rows, at covariates x (versions×n×Q) and z (draws·new×L)."""
+    """Draws of y of the new rows, at covariates x (versions×n×Q) and z (draws·new×L).
+
+    Levels take patients' averages of `usual_x`, or of x.
+    """
     draws, asked = len(x) * q.times, q.asked
     x = x.expand(draws, -1, -1)
     latent = x.new_empty(draws, len(q.batch), vae.latent_dim)
@@ -239,7 +242,8 @@ def _answer(
         latent[:, ~asked] = past
     batch = q.batch.take(told)
     location = vae.decode(latent[:, told].flatten(0, 1), x[:, told].flatten(0, 1)).unflatten(0, (draws, -1))
-    seen = vae.observe(location, batch, x[:, told], generator, slopes)
+    usual = vae.usual_at(x, q.batch, slopes, None if usual_x is None else usual_x.expand(draws, -1, -1))
+    seen = vae.observe(location, batch, generator, usual)
     return drawn(vae, q.rows[asked.to(q.rows.device)], seen, x[:, asked], asked[told])
 
 

@@ -155,19 +155,27 @@ class ConditionalVAE(nn.Module):
         return None if slopes is None else slopes.expect(batch, belief)
 
     def draw_slopes(self, draws: int, generator: torch.Generator) -> Tensor | None:
-        """What levels owe to visit-constant covariates (draws×D×K), in all rows of a call; None if nothing."""
+        """What levels owe to covariates (draws×D×K), in all rows of a call; None if nothing."""
         slopes = None if self.intercepts is None else self.intercepts.slopes
         return None if slopes is None else slopes.draw(draws, generator)
 
+    def usual_at(
+        self, x: Tensor, batch: Batch, slopes: Tensor | None = None, usual_x: Tensor | None = None
+    ) -> Usual | None:
+        """The same at completed covariates (…×N̂×Q), with slopes of `draw_slopes` or over what is not known of them.
+
+        The batch has all visits of its patients that count for averages, which are those of `usual_x`, if given.
+        """
+        own = None if self.intercepts is None else self.intercepts.slopes
+        return None if own is None else own.at(x, batch, slopes, usual_x)
+
     def observe(
-        self, location: Tensor, batch: Batch, x: Tensor, generator: torch.Generator, slopes: Tensor | None = None
+        self, location: Tensor, batch: Batch, generator: torch.Generator, usual: Usual | None = None
     ) -> Observed:
         """y at the given locations (draws×N̂×D), each patient at the level that its observed measurements speak for.
 
-        `x` are completed covariates (draws×N̂×Q), and `slopes` those of `draw_slopes`.
+        `usual` is that of `usual_at`, at these rows.
         """
-        own = None if self.intercepts is None else self.intercepts.slopes
-        usual = None if own is None else own.at(x, slopes)
         if isinstance(self.likelihood, MixedLikelihood):
             return self._observe_mixed(self.likelihood, location, batch, usual, generator)
         noise = self.likelihood.var

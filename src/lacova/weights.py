@@ -10,7 +10,7 @@ without the draw (Mnih and Rezende, 2016), so that it is unbiased; continuous dr
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -118,13 +118,15 @@ def _fit(vae: ConditionalVAE, batch: Batch, x: Tensor, outputs: Tensor, together
     """log p(y_o | z, x) (K×N̂); patients' own levels are integrated out, of each patient or of each row by itself."""
     if vae.intercepts is None:
         return vae.likelihood.log_prob(outputs, batch.y, batch.y_mask)
-    usual = None if vae.intercepts.slopes is None else vae.intercepts.slopes.at(x)
     if not together:
+        n = len(batch)
+        alone = replace(batch, patient=torch.arange(n, device=x.device), count=n, longest=1)
+        usual = vae.usual_at(x, alone)
         if usual is None:
             return vae.likelihood.log_prob(outputs, batch.y, batch.y_mask, vae.intercepts.var)
         around = vae.levels_at(outputs, usual.mean)
         return vae.likelihood.log_prob(around, batch.y, batch.y_mask, vae.intercepts.var + usual.var)
-    gain = vae.intercepts.gain(*vae.levelled(outputs, batch), usual)
+    gain = vae.intercepts.gain(*vae.levelled(outputs, batch), vae.usual_at(x, batch))
     return vae.likelihood.log_prob(outputs, batch.y, batch.y_mask) + batch.in_first_row(gain)
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from lacova import Schema, datasets
-from reproduction.covariates.tables import cdisc
+from reproduction.clinical.tables import cdisc
 
 PARTS = ("train", "validation", "test")
 DIGITS = (1, 2, 3, "3-discrete")

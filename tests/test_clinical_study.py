@@ -1,9 +1,13 @@
 """The clinical study's parts: scores that do not depend on the number of draws, and peers that use what there is."""
 
+import itertools
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
-from reproduction.clinical import peers, study
+from reproduction.clinical import peers, study, tasks
+from reproduction.clinical.page import page
 from reproduction.clinical.tasks import Task, scores
 
 from lacova import Schema
@@ -25,13 +29,20 @@ def question(kind="predict"):
     train, validation, test = visits(60, 0), visits(20, 1), visits(20, 2)
     truth = test[["alt"]].to_numpy(dtype=float)
     hidden = test.assign(alt=np.nan)
-    return Task(kind, SCHEMA, train, validation, hidden, np.ones(truth.shape, dtype=bool), truth, np.ones(1))
+    wanted = np.ones(truth.shape, dtype=bool)
+    return Task(kind, SCHEMA, train, validation, hidden, ["alt"], {}, wanted, truth, np.ones(1))
+
+
+def about(names, levels, truth):
+    """A question of which only the answer counts."""
+    few = visits(2, 0)
+    return Task("covariates", SCHEMA, few, few, few, names, levels, truth == truth, truth, np.ones(len(names)))
 
 
 def test_scores_of_calibrated_draws_do_not_depend_on_how_many_there_are():
     rng = np.random.default_rng(0)
     truth = rng.normal(size=(20_000, 1))
-    asked = Task("predict", SCHEMA, visits(2, 0), visits(2, 0), visits(2, 0), truth == truth, truth, np.ones(1))
+    asked = replace(about(["alt"], {}, truth), kind="predict")
     for count in (19, 100):
         found = scores(asked, rng.normal(size=(count, *truth.shape)))
         assert found["rmse"] == pytest.approx(1.0, abs=0.02)
@@ -40,6 +51,115 @@ def test_scores_of_calibrated_draws_do_not_depend_on_how_many_there_are():
     point = scores(asked, np.zeros((1, *truth.shape)))
     assert point["rmse"] == pytest.approx(1.0, abs=0.02)
     assert point["coverage90"] is None
+
+
+def test_scores_of_levels_do_not_depend_on_how_many_draws_there_are():
+    """A level of 1 in 4, drawn as often as it comes: it is never guessed, and the Brier score is 2 p (1 - p)."""
+    rng = np.random.default_rng(0)
+    truth = (rng.random((20_000, 1)) < 0.25).astype(float)
+    asked = about(["event"], {"event": ["no", "yes"]}, truth)
+    for count in (20, 100):
+        found = scores(asked, (rng.random((count, *truth.shape)) < 0.25).astype(float))
+        assert found["varying_brier"] == pytest.approx(2 * 0.25 * 0.75, abs=0.01)
+        assert found["varying_accuracy"] == pytest.approx(0.75, abs=0.02)
+        assert found["varying_balanced"] == pytest.approx(0.5, abs=0.02)
+    found = scores(asked, truth[None])
+    assert (found["varying_brier"], found["varying_accuracy"], found["varying_balanced"]) == (0.0, 1.0, 1.0)
+    assert found["columns"]["event"]["rarest"] == int(truth.sum())
+
+
+def test_numbers_and_levels_are_scored_apart():
+    truth = np.array([[1.0, 0.0, 1.0], [3.0, 1.0, 0.0]])
+    asked = about(["age", "arm", "event"], {"arm": ["a", "b"], "event": ["no", "yes"]}, truth)
+    found = scores(asked, np.array([[[2.0, 0.0, 0.0], [3.0, 1.0, 0.0]]]))  # arm does not change with visits
+    assert found["rmse"] == pytest.approx(0.5**0.5, abs=1e-5)
+    assert found["coverage90"] is None
+    assert (found["static_accuracy"], found["varying_accuracy"], found["varying_brier"]) == (1.0, 0.5, 1.0)
+
+
+@pytest.fixture
+def covariates(monkeypatch, tmp_path):
+    """Missing covariates of patients whose arm shows in `alt`, and whose event lasts."""
+    rng = np.random.default_rng(0)
+    who = np.repeat(np.arange(400), 6)
+    rows = pd.DataFrame({"id": who, "day": np.tile(np.arange(6.0), 400), "age": rng.normal(50, 10, 400)[who]})
+    rows["arm"] = np.array(["a", "b", "c"])[who % 3]
+    rows["event"] = np.where(np.tile(np.arange(6), 400) >= rng.integers(0, 7, 400)[who], "yes", "no")
+    rows["alt"] = 10.0 * (who % 3) + rng.normal(0, 1, len(who))
+    rows["ast"] = rows["age"] + rng.normal(0, 1, len(who))
+    kinds = {"age": "continuous", "arm": "categorical", "event": "categorical"}
+    schema = Schema(["alt", "ast"], kinds, instance="id", time="day", static=["arm", "age"])
+    monkeypatch.setitem(tasks.TABLES, "made up", lambda folder: (rows, schema))
+    tasks.table.cache_clear()
+    return tasks.task("covariates", "made up", 0.3, 0, tmp_path)
+
+
+def test_what_does_not_change_is_asked_for_once(covariates):
+    first = ~covariates.test["id"].duplicated().to_numpy()
+    assert covariates.names == ["age", "arm", "event"]
+    for column in range(2):
+        assert covariates.wanted[:, column].any()
+        assert not covariates.wanted[~first, column].any()
+    assert covariates.wanted[~first, 2].any()
+    assert covariates.test.loc[covariates.wanted[:, 2], "event"].isna().all()
+
+
+@pytest.mark.parametrize("name", ["extra trees", "boosted trees"])
+def test_peers_read_covariates_from_measurements(covariates, name):
+    found = scores(covariates, peers.PEERS[name](covariates, 0))
+    assert found["rmse"] < 0.5
+    assert found["static_accuracy"] > 0.65  # a third of them by chance
+    if name == "boosted trees":  # sees the visits before and after
+        assert found["varying_accuracy"] > 0.75
+
+
+@pytest.mark.parametrize("name", ["locf", "mean", "knn"])
+def test_other_peers_answer_in_levels_and_units(covariates, name):
+    draws = peers.PEERS[name](covariates, 0)
+    assert set(np.unique(draws[:, :, 1])) <= {0.0, 1.0, 2.0}
+    assert set(np.unique(draws[:, :, 2])) <= {0.0, 1.0}
+    assert 45 < draws[:, :, 0].mean() < 55
+    if name == "locf":
+        seen = covariates.test.groupby("id")["event"].ffill().map({"no": 0.0, "yes": 1.0})
+        assert (draws[0, seen.notna(), 2] == seen.dropna()).all()
+
+
+def test_lacova_fills_covariates_and_keeps_what_is_known(covariates):
+    (draws,) = study.by_lacova([covariates], 0, "cpu", {"latent_dim": 1, "inducing": 4}, {"max_epochs": 1})
+    (prior,) = study.by_prior([covariates], 0)
+    known = covariates.test[covariates.names].notna().to_numpy()
+    for found in (draws, prior):
+        assert found.shape == (peers.DRAWS, *covariates.truth.shape)
+        assert (found[:, known] == covariates.truth[known]).all()
+        assert set(np.unique(found[:, :, 1])) == {0.0, 1.0, 2.0}
+        assert (found.std(0)[covariates.wanted] > 0).mean() > 0.5
+    assert scores(covariates, prior)["varying_accuracy"] > 0.75  # visits before and after say it
+
+
+def test_methods_are_asked_what_they_can_answer():
+    assert not study.answers("mixed model", "covariates")
+    assert study.answers("mixed model", "forecast")
+    assert study.answers("prior alone", "covariates")
+    assert not study.answers("prior alone", "impute")
+
+
+def test_the_page_sets_lacova_beside_the_best_peer():
+    """The best of accuracies is the largest, and of the rest the least."""
+    lines = []
+    for seed, (method, value) in itertools.product((0, 1), (("knn", 0.5), ("locf", 0.7), ("lacova", 0.8))):
+        key = {"dataset": "pbc", "missing": 0.2, "seed": seed, "method": method}
+        lines.append(key | {"task": "impute", "rmse": value, "crps": value, "coverage90": 0.9, "width90": 1.0})
+        told = {"accuracy": value, "balanced": value, "brier": value, "entries": 20, "rarest": 5}
+        groups = {f"varying_{name}": value for name in ("accuracy", "balanced", "brier")}
+        own = {"rmse": value, "crps": value, "coverage90": 0.9, "columns": {"event": told}}
+        lines.append(key | {"task": "covariates"} | groups | own)
+    text = page(lines, ["knn", "locf"], ["knn", "locf", "lacova"])
+    assert (
+        "| PBC | impute | 20% | 0.800 ± 0.000 | +0.300 ± 0.000 (knn) | 0.800 ± 0.000 | +0.300 ± 0.000 (knn) | 90% |"
+        in text
+    )
+    assert "| PBC | covariates | 20% | 0.800 ± 0.000 | +0.100 ± 0.000 (locf) |" in text
+    assert "| PBC | 20% | `event` | 40 | 10 |  | 0.800 ± 0.000 | +0.100 ± 0.000 (locf) |" in text
 
 
 @pytest.mark.parametrize("name", ["ridge", "boosted trees", "mixed model"])

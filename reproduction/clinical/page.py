@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from reproduction.clinical.tasks import TASKS
 from reproduction.report import markdown, percent
 
 PAGE = Path(__file__).parents[2] / "docs" / "clinical-study.md"
@@ -15,53 +16,87 @@ PROSE = Path(__file__).with_name("prose.md")
 HERE = "<!-- tables -->"
 NAMES = {"cdisc": "CDISC pilot", "pbc": "PBC"}
 SCORES = {"rmse": "RMSE", "crps": "CRPS", "coverage90": "coverage of 90%", "width90": "width"}
+OF_COVARIATES = {
+    "varying_accuracy": "accuracy", "varying_balanced": "balanced accuracy", "varying_brier": "Brier score",
+    "rmse": "RMSE of age", "crps": "CRPS of age",
+}  # fmt: skip
+BETTER_HIGH = ("varying_accuracy", "varying_balanced", "balanced")
+FEW = 10  # entries of the rarest level, over all seeds, below which a column says nothing
 
 
 def page(lines: Iterable[dict[str, Any]], peers: Sequence[str], methods: Sequence[str]) -> str:
     """The whole page: the prose, and tables in its middle."""
     found = pd.DataFrame(lines)
+    place = {name: k for names in (NAMES, TASKS) for k, name in enumerate(names)}
+    found = found.sort_values(["dataset", "task", "missing"], key=lambda c: c.map(place).fillna(c), kind="stable")
+    of_x = found["task"] == "covariates"
     before, after = PROSE.read_text(encoding="utf-8").split(HERE)
-    return before + in_short(found, peers) + "".join(sections(found, methods)) + after
+    tables = [in_short(found[~of_x], peers, {score: SCORES[score] for score in ("rmse", "crps")})]
+    if of_x.any():
+        tables += ["\n", in_short(found[of_x], peers, OF_COVARIATES)]
+    tables += sections(found, methods)
+    if of_x.any():
+        tables += ["\n### Missing categories one by one, balanced accuracy\n\n", by_column(found[of_x], peers)]
+    return before + "".join(tables) + after
 
 
-def in_short(found: pd.DataFrame, peers: Sequence[str]) -> str:
+def in_short(found: pd.DataFrame, peers: Sequence[str], scores: Mapping[str, str]) -> str:
     """What lacova has less or more than the best peer, seed by seed, question by question."""
     rows = []
     for (data, task, missing), here in found.groupby(["dataset", "task", "missing"], sort=False):
         row = [NAMES[data], task, percent(missing)]
-        for score in ("rmse", "crps"):
-            by = here.pivot_table(index="seed", columns="method", values=score)
-            if "lacova" not in by or not by.columns.isin(peers).any():
-                row += ["", ""]
-                continue
-            by = by.dropna(subset=["lacova"])
-            best = by[[name for name in peers if name in by]].mean().idxmin()
-            row += [mean(by["lacova"]), f"{signed(by['lacova'] - by[best])} ({best})"]
+        for score in scores:
+            row += beside(here.pivot_table(index="seed", columns="method", values=score), peers, score)
         ours = here[here["method"] == "lacova"]["coverage90"]
         rows.append([*row, percent(ours.mean()) if len(ours) else ""])
-    head = [
-        "data",
-        "task",
-        "missing",
-        "RMSE",
-        "less the best peer's",
-        "CRPS",
-        "less the best peer's",
-        "coverage of 90%",
-    ]
-    return markdown(head, rows)
+    told = [word for name in scores.values() for word in (name, "less the best peer's")]
+    return markdown(["data", "task", "missing", *told, "coverage of 90%"], rows)
+
+
+def beside(by: pd.DataFrame, peers: Sequence[str], score: str) -> list[str]:
+    """lacova's score, and its difference to that of the best peer, from seeds by methods."""
+    there = [name for name in peers if name in by]
+    if "lacova" not in by or not there:
+        return ["", ""]
+    by = by.dropna(subset=["lacova"])
+    means = by[there].mean()
+    best = means.idxmax() if score in BETTER_HIGH else means.idxmin()
+    return [mean(by["lacova"]), f"{signed(by['lacova'] - by[best])} ({best})"]
+
+
+def by_column(found: pd.DataFrame, peers: Sequence[str]) -> str:
+    """Balanced accuracy of each category of which there is enough to tell."""
+    each = pd.DataFrame([
+        {**{name: line[name] for name in ("dataset", "missing", "seed", "method")}, "column": column, **told}
+        for line in found.to_dict("records")
+        for column, told in line["columns"].items()
+        if "accuracy" in told
+    ])  # fmt: skip
+    rows = []
+    for (data, missing, column), here in each.groupby(["dataset", "missing", "column"], sort=False):
+        one = here[here["method"] == here["method"].iloc[0]]
+        if one["rarest"].sum() >= FEW:
+            by = here.pivot_table(index="seed", columns="method", values="balanced")
+            counts = [str(int(one[name].sum())) for name in ("entries", "rarest")]
+            prior = mean(by["prior alone"]) if "prior alone" in by else ""
+            rows.append(
+                [NAMES[data], percent(missing), f"`{column}`", *counts, prior, *beside(by, peers, "balanced")]
+            )  # fmt: skip
+    head = ["data", "missing", "covariate", "entries", "of the rarest level", "prior alone", "lacova"]
+    return markdown([*head, "less the best peer's"], rows)
 
 
 def sections(found: pd.DataFrame, methods: Sequence[str]) -> Iterable[str]:
     for (data, task), here in found.groupby(["dataset", "task"], sort=False):
         levels = sorted(here["missing"].unique())
+        scores = OF_COVARIATES if task == "covariates" else SCORES
         rows = []
         for method in methods:
             mine = here[here["method"] == method]
-            cells = [mean(mine[mine["missing"] == level][score]) for level in levels for score in SCORES]
+            cells = [mean(mine[mine["missing"] == level][score]) for level in levels for score in scores]
             if any(cells):
                 rows.append([method, *cells])
-        head = ["", *(f"{name}, {percent(level)}" for level in levels for name in SCORES.values())]
+        head = ["", *(f"{name}, {percent(level)}" for level in levels for name in scores.values())]
         yield f"\n### {NAMES[data]}: {task}\n\n" + markdown(head, rows)
 
 

@@ -1,14 +1,15 @@
-"""What lacova is compared with: each answers with draws of Y (draws×N×D) for the test visits, in their own units."""
+"""What lacova is compared with: each answers with draws (draws×N×D) of the columns asked for at the test visits."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
-from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
+from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.experimental import enable_iterative_imputer  # noqa: F401  # scikit-learn's switch for the next import
 from sklearn.impute import IterativeImputer, KNNImputer
 from sklearn.linear_model import BayesianRidge
@@ -19,22 +20,23 @@ DRAWS = 100
 
 
 def by_mean(task: Task, seed: int) -> Floats:
-    """Draws from the training values of each measurement."""
+    """Draws from the training values of each column; one of each patient where they do not change with visits."""
     rng = np.random.default_rng(seed)
-    values = [task.train[name].dropna().to_numpy(dtype=float) for name in task.measurements]
+    train, first = task.coded(task.train), ~task.train[task.schema.instance].duplicated()
+    values = [train.loc[first | (name not in task.schema.static), name].dropna().to_numpy() for name in task.names]
     return np.stack([rng.choice(column, (DRAWS, len(task.test))) for column in values], axis=-1)
 
 
 def by_last_value(task: Task, seed: int) -> Floats:
-    """The patient's last value before the visit, else the training mean."""
-    y = task.test[task.measurements].astype(float)
-    last = y.groupby(task.test[task.schema.instance]).ffill()
-    return last.fillna(task.train[task.measurements].mean()).to_numpy()[None]
+    """The patient's last value before the visit, else the training mean, or the most frequent level."""
+    train = task.coded(task.train)
+    usual = train.mean().where(~train.columns.isin(list(task.levels)), train.mode().iloc[0])
+    return task.coded(task.test).groupby(task.test[task.schema.instance]).ffill().fillna(usual).to_numpy()[None]
 
 
 def by_neighbours(task: Task, seed: int) -> Floats:
     train, test, back = _numbers(task)
-    return back(KNNImputer().fit(train).transform(test))[None]
+    return back(KNNImputer().fit(train).transform(test)[None])
 
 
 def by_ridge(task: Task, seed: int) -> Floats:
@@ -59,13 +61,15 @@ def by_forest(task: Task, seed: int) -> Floats:
     for draw in range(10):  # one at a time: a kernel keeps all its trees
         kernel = miceforest.ImputationKernel(both, save_all_iterations_data=False, random_state=1000 * seed + draw)
         kernel.mice(3, verbose=False, n_jobs=1, num_iterations=50)
-        found.append(back(kernel.complete_data().to_numpy()[len(train) :]))
-    return np.stack(found)
+        found.append(kernel.complete_data().to_numpy()[len(train) :])
+    return back(np.stack(found))
 
 
 def by_trees(task: Task, seed: int) -> Floats:
-    """Boosted trees per measurement, with the patient's other visits as features; spread from validation residuals."""
+    """Boosted trees per column, with the patient's other visits as features; spread from validation residuals."""
     rng = np.random.default_rng(seed)
+    if task.kind == "covariates":
+        return np.stack([_covariate_by_trees(task, name, rng) for name in task.names], axis=-1)
     draws = np.empty((DRAWS, *task.truth.shape))
     for d, name in enumerate(task.measurements):
         parts = [_history_features(task, frame, name) for frame in (task.train, task.validation, task.test)]
@@ -100,7 +104,7 @@ PEERS: dict[str, Callable[[Task, int], Floats]] = {
 
 
 def _numbers(task: Task) -> tuple[Floats, Floats, Callable[[Floats], Floats]]:
-    """Training and test visits as standardised numbers, X one-hot before Y, NaN at gaps; and the way back to Y."""
+    """Training and test visits as standardised numbers, X one-hot before Y, NaN at gaps; and the way back."""
     both = pd.concat([task.train, task.test], keys=["train", "test"])
     columns = []
     for name, kind in task.schema.covariates.items():
@@ -112,9 +116,42 @@ def _numbers(task: Task) -> tuple[Floats, Floats, Callable[[Floats], Floats]]:
     mean, spread = wide.loc["train"].mean(), wide.loc["train"].std().replace(0.0, 1.0).fillna(1.0)
     wide = (wide - mean) / spread
     wide = wide.drop(columns=[name for name in wide if wide.loc["train", name].isna().all()])
-    at = [wide.columns.get_loc(name) for name in task.measurements]
-    shift, scale = mean[task.measurements].to_numpy(), spread[task.measurements].to_numpy()
-    return wide.loc["train"].to_numpy(), wide.loc["test"].to_numpy(), lambda filled: filled[:, at] * scale + shift
+
+    def back(filled: Floats) -> Floats:
+        """The columns that are asked for (draws×N×D), from completed numbers (draws×N×columns)."""
+        whole = filled * spread[wide.columns].to_numpy() + mean[wide.columns].to_numpy()
+        return np.stack([_told(task, name, whole, list(wide.columns)) for name in task.names], axis=-1)
+
+    return wide.loc["train"].to_numpy(), wide.loc["test"].to_numpy(), back
+
+
+def _told(task: Task, name: str, whole: Floats, columns: list[str]) -> Floats:
+    """A column, or the place of its largest indicator (draws×N), from completed numbers (draws×N×columns).
+
+    What does not change with visits has been filled at each by itself. A number is then the patient's average, with the
+    spread that draws have at a visit; a level is that of the average indicators, or, where it is drawn, of any visit.
+    """
+    shown = [f"{name}={level}" for level in task.levels.get(name, [])]
+    if not shown:
+        values = whole[:, :, columns.index(name), None]
+    else:
+        values = np.full((*whole.shape[:2], len(shown)), -1e9)
+        known = [k for k, indicator in enumerate(shown) if indicator in columns]
+        values[:, :, known] = whole[:, :, [columns.index(shown[k]) for k in known]]
+        seen = pd.concat([task.train[name], task.test[name]]).dropna()
+        first = task.levels[name].index(min(seen.unique(), key=str))  # which has no indicator
+        values[:, :, first] = 1.0 - values[:, :, known].sum(-1)
+    if name in task.schema.static:
+        who = pd.factorize(task.test[task.schema.instance])[0]
+        visits = [np.flatnonzero(who == p) for p in range(who.max() + 1)]
+        if shown and len(values) > 1:  # each draw of a patient's level is that of one of its visits
+            rng = np.random.default_rng(0)
+            rows = np.stack([rng.choice(mine, len(values)) for mine in visits], axis=1)[:, who]
+            values = np.take_along_axis(values, rows[..., None], axis=1)
+        else:
+            middle = values.mean(0)
+            values = np.stack([middle[mine].mean(0) for mine in visits])[who] + (values - middle)
+    return values.argmax(-1).astype(float) if shown else values[..., 0]
 
 
 def _indicators(column: pd.Series[Any], known: pd.Series[Any]) -> pd.DataFrame:
@@ -133,8 +170,8 @@ def _chained(task: Task, regressor: Callable[[int], Any], seed: int, fits: int, 
         for k in range(fits):
             imputer = IterativeImputer(regressor(k), random_state=1000 * seed + k, **{"max_iter": 10, **settings})
             imputer.fit(train)
-            found += [back(imputer.transform(test)) for _ in range(each)]
-    return np.stack(found)
+            found += [imputer.transform(test) for _ in range(each)]
+    return back(np.stack(found))
 
 
 def _history_features(task: Task, frame: pd.DataFrame, name: str) -> tuple[Floats, Floats]:
@@ -146,30 +183,89 @@ def _history_features(task: Task, frame: pd.DataFrame, name: str) -> tuple[Float
         x[q] = frame[q].astype(float) if kind == "continuous" else frame[q].map({v: k for k, v in enumerate(levels)})
     x = x.astype(float)
     value, day = frame[name].astype(float), frame[task.schema.time].astype(float)
-    seen_day = day.where(value.notna())
     if task.kind == "predict":
         return x.to_numpy(), value.to_numpy()
     groups = patient.to_numpy()
     if task.kind == "forecast":
         # Training patients are asked as test patients are: their second half, given the first.
         half = frame.groupby(patient).cumcount() < (frame.groupby(patient)[name].transform("size") + 1) // 2
-        value_past, day_past = value.where(half), seen_day.where(half)
+        value_past = value.where(half)
     else:
-        value_past, day_past = value, seen_day
-    both = pd.DataFrame({"value": value_past, "day": day_past})
-    last = both.groupby(groups).ffill().groupby(groups).shift(1)
-    after = both.groupby(groups).bfill().groupby(groups).shift(-1)
+        value_past = value
+    beside = _beside(value_past, day, groups)
     count = value_past.notna().groupby(groups).transform("sum") - value_past.notna()
     others = value_past.fillna(0.0).groupby(groups).transform("sum") - value_past.fillna(0.0)
     x["mean of others"] = (others / count.where(count > 0)).to_numpy()
-    x["last"], x["since"] = last["value"].to_numpy(), (day - last["day"]).to_numpy()
+    x["last"], x["since"] = beside["last"], beside["since"]
     if task.kind == "impute":
-        x["next"], x["until"] = after["value"].to_numpy(), (after["day"] - day).to_numpy()
+        x["next"], x["until"] = beside["next"], beside["until"]
         for other in task.measurements:
             if other != name:
                 x[f"y {other}"] = frame[other].to_numpy(dtype=float)
     wanted = value if task.kind == "impute" else value.where(~half)  # the second half is what is learnt
     return x.to_numpy(), wanted.to_numpy()
+
+
+def _covariate_by_trees(task: Task, name: str, rng: np.random.Generator) -> Floats:
+    """Draws (draws×N) of a covariate, from the others, the measurements, and its values at the patient's other visits.
+
+    Patients count once where it does not change, and its values elsewhere are then no feature: they would give the
+    answer in training, and never in test.
+    """
+    fixed, instance, levels = name in task.schema.static, task.schema.instance, task.levels.get(name)
+
+    def rows(frame: pd.DataFrame) -> tuple[Floats, Floats, Floats]:
+        value, patient = task.coded(frame)[name], frame[instance]
+        day = frame[task.schema.time].astype(float)
+        x = pd.concat([task.coded(frame).drop(columns=name), day, frame[task.measurements].astype(float)], axis=1)
+        if not fixed:
+            x = x.assign(**_beside(value, day, patient.to_numpy()))
+        visits = patient.groupby(patient).transform("size")
+        return x.to_numpy(), value.to_numpy(), (1.0 / visits if fixed else 1.0 + 0.0 * visits).to_numpy()
+
+    (x, value, weight), (held_x, held, held_weight), (test_x, _, _) = map(
+        rows, (task.train, task.validation, task.test)
+    )
+    seen, held_seen = ~np.isnan(value), ~np.isnan(held)
+    held_x, held, held_weight = held_x[held_seen], held[held_seen], held_weight[held_seen]
+    who, held_who = task.test[instance].to_numpy(), task.validation[instance].to_numpy()[held_seen]
+
+    def of_patients(said: Floats, patient: npt.NDArray[Any]) -> Floats:
+        """A patient's average, of what does not change with visits."""
+        return pd.DataFrame(said).groupby(patient).transform("mean").to_numpy().reshape(said.shape) if fixed else said
+
+    settings = {"learning_rate": 0.05, "max_iter": 200, "max_leaf_nodes": 15, "random_state": 0}
+    if levels is None:
+        trees = HistGradientBoostingRegressor(**settings).fit(x[seen], value[seen], weight[seen])
+        stages = [of_patients(p, held_who) for p in trees.staged_predict(held_x)]
+        best = int(np.argmin([np.average((p - held) ** 2, weights=held_weight) for p in stages]))
+        guess = of_patients(list(trees.staged_predict(test_x))[best], who)
+        chance = held_weight / held_weight.sum()
+        return guess + rng.choice(held - stages[best], (DRAWS, len(guess)), p=chance)
+    trees = HistGradientBoostingClassifier(**settings).fit(x[seen], value[seen].astype(int), weight[seen])
+
+    def chances(rows: Floats) -> Iterator[Floats]:
+        for found in trees.staged_predict_proba(rows):
+            every = np.zeros((len(rows), len(levels)))
+            every[:, trees.classes_] = found[:, : len(trees.classes_)]
+            yield every
+
+    at = np.arange(len(held)), held.astype(int)
+    stages = [of_patients(p, held_who) for p in chances(held_x)]
+    best = int(np.argmin([-np.average(np.log(p[at].clip(1e-3)), weights=held_weight) for p in stages]))
+    prob = of_patients(list(chances(test_x))[best], who)
+    return (rng.random((DRAWS, len(prob), 1)) > prob.cumsum(1)[:, :-1]).sum(-1).astype(float)
+
+
+def _beside(value: pd.Series[Any], day: pd.Series[Any], patient: npt.NDArray[Any]) -> dict[str, Floats]:
+    """What is known before and after each visit, and how far away."""
+    both = pd.DataFrame({"value": value, "day": day.where(value.notna())})
+    last = both.groupby(patient).ffill().groupby(patient).shift(1)
+    after = both.groupby(patient).bfill().groupby(patient).shift(-1)
+    return {
+        "last": last["value"].to_numpy(), "since": (day - last["day"]).to_numpy(),
+        "next": after["value"].to_numpy(), "until": (after["day"] - day).to_numpy(),
+    }  # fmt: skip
 
 
 def _mixed(task: Task, name: str, shift: float, scale: float) -> tuple[Floats, Floats]:

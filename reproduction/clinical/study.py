@@ -1,4 +1,4 @@
-"""Measurements of unseen patients on two real longitudinal tables: imputed, predicted, forecast, beside its peers.
+"""Unseen patients of two real longitudinal tables: imputed, predicted and forecast, by lacova and by its peers.
 
     python -m reproduction.clinical.study run --data folder --workers 2
     python -m reproduction.clinical.study report
@@ -37,7 +37,14 @@ OURS: dict[str, dict[str, Any]] = {  # one setting for all tasks and tables, and
     "without slopes": {"scaling": "normal", "level_slopes": False},
     "without levels": {"scaling": "normal", "patient_effects": False},
 }
-METHODS = (*PEERS, *OURS)
+PRIOR = "prior alone"  # of missing covariates, without a look at the measurements
+METHODS = (*PEERS, *OURS, PRIOR)
+
+
+def answers(method: str, kind: str) -> bool:
+    """Whether the method has an answer to that kind of question."""
+    of_x = kind == "covariates"
+    return not (method == "mixed model" and of_x) and not (method == PRIOR and not of_x)
 
 
 def by_lacova(
@@ -50,15 +57,25 @@ def by_lacova(
     model.fit(asked[0].train, asked[0].validation, seed=seed, device=device, progress=False, **fit)
     for each in asked:
         names, future = each.measurements, each.future
-        if each.kind == "impute":
-            drawn = model.impute(each.test, draws=DRAWS, seed=seed)
-            yield drawn[names].to_numpy(dtype=float).reshape(DRAWS, len(each.test), -1)
+        if each.kind in ("impute", "covariates"):
+            drawn = each.coded(model.impute(each.test, draws=DRAWS, seed=seed))
+            yield drawn.to_numpy().reshape(DRAWS, len(each.test), -1)
         else:
             history = None if each.kind == "predict" else each.test[~future]
             drawn = model.sample(each.test[future], history, draws=DRAWS, seed=seed)
             found = np.full((DRAWS, *each.truth.shape), np.nan)
             found[:, future] = drawn[names].to_numpy(dtype=float).reshape(DRAWS, int(future.sum()), -1)
             yield found
+
+
+def by_prior(asked: Sequence[Task], seed: int) -> Iterator[Floats]:
+    """lacova's law of covariates, which is learnt before the rest is trained."""
+    import lacova
+
+    model = lacova.GPPriorVAE(asked[0].schema).fit(asked[0].train, max_epochs=1, seed=seed, progress=False)
+    for each in asked:
+        drawn = each.coded(model.prior_covariates(each.test, draws=DRAWS, seed=seed))
+        yield drawn.to_numpy().reshape(DRAWS, len(each.test), -1)
 
 
 def compute(
@@ -72,10 +89,12 @@ def compute(
     asked = [task(kind, dataset, missing, seed, folder) for kind in kinds]
     started, lines = time.perf_counter(), []
     if method in PEERS:
-        answers: Iterator[Floats] = (PEERS[method](each, seed) for each in asked)
+        said: Iterator[Floats] = (PEERS[method](each, seed) for each in asked)
+    elif method == PRIOR:
+        said = by_prior(asked, seed)
     else:
-        answers = by_lacova(asked, seed, device, OURS[method], fit)
-    for each, draws in zip(asked, answers, strict=True):
+        said = by_lacova(asked, seed, device, OURS[method], fit)
+    for each, draws in zip(asked, said, strict=True):
         seconds = round(time.perf_counter() - started, 1)
         key = dict(zip(KEY, (dataset, each.kind, missing, seed, method), strict=True))
         lines.append(key | scores(each, draws) | {"seconds": seconds})
@@ -94,7 +113,8 @@ def run(options: argparse.Namespace) -> int:
     for seed, missing, dataset, method in itertools.product(
         options.seeds, options.missing, options.datasets, options.methods
     ):
-        kinds = [kind for kind in options.tasks if (dataset, kind, missing, seed, method) not in done]
+        open_kinds = (kind for kind in options.tasks if (dataset, kind, missing, seed, method) not in done)
+        kinds = [kind for kind in open_kinds if answers(method, kind)]
         if kinds:
             jobs.append((dataset, missing, seed, method, kinds, options.data, options.device, options.fit))
     print(f"{sum(len(job[4]) for job in jobs)} cells to do, in {len(jobs)} jobs", file=sys.stderr, flush=True)
@@ -107,7 +127,10 @@ def run(options: argparse.Namespace) -> int:
             continue
         results.append(options.results, found)
         for line in found:
-            told = f"rmse {line['rmse']}, crps {line['crps']} ({line['seconds']} s)"
+            told = ", ".join(
+                f"{score} {line[score]}" for score in ("rmse", "crps", "varying_accuracy") if score in line
+            )
+            told = f"{told} ({line['seconds']} s)"
             print(f"{name}, {line['task']}: {told}", flush=True)
     return failed
 

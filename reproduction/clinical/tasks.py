@@ -1,10 +1,13 @@
-"""What is asked of the methods: measurements of unseen patients, imputed, predicted from covariates, or forecast."""
+"""What is asked of the methods, about unseen patients: measurements, imputed, predicted from covariates or forecast,
+and missing covariates."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +15,11 @@ import pandas as pd
 
 from lacova import Schema
 from lacova.datasets import mask_at_random
-from reproduction.covariates.tables import cdisc, pbc
+from reproduction.clinical.tables import cdisc, pbc
 
 Floats = npt.NDArray[np.float64]
 TABLES = {"cdisc": cdisc, "pbc": pbc}
-TASKS = ("impute", "predict", "forecast")
+TASKS = ("impute", "covariates", "predict", "forecast")
 SHARES = {"train": 0.70, "validation": 0.15, "test": 0.15}  # of the patients
 
 
@@ -29,9 +32,12 @@ class Task:
         schema: roles of the columns.
         train, validation: visits with gaps in X and Y.
         test: visits of other patients, sorted by patient and day, with gaps; NaN where an answer is wanted.
-        wanted: the entries of Y (N×D) that are asked for and known.
-        truth: Y of the test visits (N×D).
-        scale: standard deviation of each measurement in training (D,).
+        names: the columns that are asked for: measurements, or covariates.
+        levels: of those that are categories, which are told by the places of their levels here.
+        wanted: the entries of these columns (N×D) that are asked for and known; of what does not change with visits,
+            in a patient's first visit.
+        truth: these columns at the test visits (N×D).
+        scale: standard deviation of each in training (D,).
     """
 
     kind: str
@@ -39,6 +45,8 @@ class Task:
     train: pd.DataFrame
     validation: pd.DataFrame
     test: pd.DataFrame
+    names: list[str]
+    levels: dict[str, list[Any]]
     wanted: npt.NDArray[np.bool_]
     truth: Floats
     scale: Floats
@@ -47,10 +55,23 @@ class Task:
     def measurements(self) -> list[str]:
         return list(self.schema.measurements)
 
+    def coded(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """The columns that are asked for as numbers."""
+        return coded(frame, self.names, self.levels)
+
     @property
     def future(self) -> npt.NDArray[np.bool_]:
         """Test visits of which no measurement is given (N,)."""
         return np.asarray(self.test[self.measurements].isna().all(axis=1))
+
+
+def coded(frame: pd.DataFrame, names: list[str], levels: dict[str, list[Any]]) -> pd.DataFrame:
+    """Columns as numbers, categories by the places of their levels; NaN at gaps."""
+    places = {name: {level: place for place, level in enumerate(levels[name])} for name in levels}
+    return pd.DataFrame({
+        name: frame[name].map(places[name]).astype(float) if name in places else frame[name].astype(float)
+        for name in names
+    })  # fmt: skip
 
 
 @lru_cache(maxsize=2)
@@ -61,8 +82,8 @@ def table(name: str, folder: Path) -> tuple[pd.DataFrame, Schema]:
 def task(kind: str, name: str, missing: float, seed: int, folder: Path) -> Task:
     """A share of X and Y is missing everywhere, but for the day.
 
-    Asked for are: what is missing of Y ("impute"); all of Y, given X alone ("predict"); Y of the second half of each
-    patient's visits, given the first half, and X of both ("forecast").
+    Asked for are: what is missing of Y ("impute"), or of X ("covariates"); all of Y, given X alone ("predict"); Y of
+    the second half of each patient's visits, given the first half, and X of both ("forecast").
     """
     rows, schema = table(name, folder)
     y = list(schema.measurements)
@@ -79,9 +100,18 @@ def task(kind: str, name: str, missing: float, seed: int, folder: Path) -> Task:
         )
         for k, (part, frame) in enumerate(complete.items())
     }  # fmt: skip
-    test, known = masked["test"], complete["test"][y].notna().to_numpy()
-    if kind == "impute":
-        wanted = test[y].isna().to_numpy()
+    names, levels = y, dict[str, list[Any]]()
+    if kind == "covariates":
+        names = [column for column in losing if column not in y]
+        levels = {
+            q: sorted(rows[q].dropna().unique(), key=str) for q in names if schema.covariates[q] == "categorical"
+        }  # fmt: skip
+    truth, trained = (coded(complete[part], names, levels) for part in ("test", "train"))
+    test, known = masked["test"], truth.notna().to_numpy()
+    if kind in ("impute", "covariates"):
+        wanted = test[names].isna().to_numpy()
+        once = test[schema.instance].duplicated().to_numpy()[:, None] & np.isin(names, list(schema.static))
+        wanted &= ~once
     else:
         wanted = np.ones(known.shape, dtype=bool)
         if kind == "forecast":
@@ -89,41 +119,84 @@ def task(kind: str, name: str, missing: float, seed: int, folder: Path) -> Task:
             visits = test.groupby(schema.instance)[schema.instance].transform("size")
             wanted &= (visit >= (visits + 1) // 2).to_numpy()[:, None]
         test = test.assign(**test[y].mask(pd.DataFrame(wanted, columns=y)))
-    scale = complete["train"][y].std().to_numpy()
+    scale = trained.std().to_numpy()
     return Task(
-        kind, schema, masked["train"], masked["validation"], test, wanted & known,
-        complete["test"][y].to_numpy(dtype=float), np.where(scale > 0, scale, 1.0),
+        kind, schema, masked["train"], masked["validation"], test, names, levels, wanted & known,
+        truth.to_numpy(), np.where(scale > 0, scale, 1.0),
     )  # fmt: skip
 
 
-def scores(asked: Task, draws: Floats) -> dict[str, float | None]:
-    """Means over measurements of what is said of each, in units of its training spread.
+def scores(asked: Task, draws: Floats) -> dict[str, Any]:
+    """Means over columns of what is said of each, numbers in units of their training spread.
 
-    None of them depends on the number of draws, so long as they are the 19 that an interval of 90% takes: the chance
-    error of the draws' mean is taken off its squared error, and quantiles are those of a further draw.
+    They do not depend on the number of draws, so long as these are the 19 that an interval of 90% takes: the chance
+    error of the draws' mean, or of a level's share, is taken off the squared error, and quantiles are those of a
+    further draw. (Accuracy does a little, where two levels are about as frequent.) Of covariates, the scores of each
+    are told too, and categories that change with visits apart.
 
     Args:
         asked: the question.
-        draws: of Y (draws×N×D); a single one is a point, without an interval, whose CRPS is its absolute error.
+        draws: of the columns asked for (draws×N×D); a single one is a point, without an interval, whose CRPS is its
+            absolute error.
     """
-    found = []
-    for d in range(len(asked.measurements)):
+    found: dict[str, dict[str, Any]] = {}
+    for d, name in enumerate(asked.names):
         entries = asked.wanted[:, d]
         if not entries.any():
             continue
-        truth, said = asked.truth[entries, d] / asked.scale[d], np.sort(draws[:, entries, d] / asked.scale[d], axis=0)
-        count = len(said)
-        rank = np.arange(1, count + 1)[:, None]
-        spread = ((2 * rank - count - 1) * said).sum(0) / (count * (count - 1)) if count > 1 else 0.0
-        low, high = np.quantile(said, (0.05, 0.95), axis=0, method="weibull")
-        chance = said.var(0, ddof=1) / count if count > 1 else 0.0
-        found.append({
-            "rmse": float(np.sqrt(max(0.0, np.mean((said.mean(0) - truth) ** 2 - chance)))),
-            "crps": float(np.mean(np.abs(said - truth).mean(0) - spread)),
-            "coverage90": float(np.mean((truth >= low) & (truth <= high))),
-            "width90": float(np.mean(high - low)),
-        })  # fmt: skip
-    means = pd.DataFrame(found).mean().to_dict()
-    if len(draws) == 1:
-        means |= {"coverage90": None, "width90": None}
-    return {name: None if value is None else round(value, 5) for name, value in means.items()}
+        truth, said = asked.truth[entries, d], draws[:, entries, d]
+        if name in asked.levels:
+            found[name] = _of_levels(truth, said, len(asked.levels[name]))
+        else:
+            found[name] = _of_numbers(truth / asked.scale[d], said / asked.scale[d])
+    if asked.kind != "covariates":
+        return _means(found.values())
+    fixed, categories = asked.schema.static, asked.levels
+    groups = {
+        "": [found[q] for q in found if q not in categories],
+        "varying_": [found[q] for q in found if q in categories and q not in fixed],
+        "static_": [found[q] for q in found if q in categories and q in fixed],
+    }
+    means = {f"{prefix}{score}": v for prefix, group in groups.items() for score, v in _means(group).items()}
+    return means | {"columns": {name: {k: _short(v) for k, v in one.items()} for name, one in found.items()}}
+
+
+def _means(found: Iterable[dict[str, Any]]) -> dict[str, float | None]:
+    """Over columns, of the scores that they have."""
+    table = pd.DataFrame(list(found), dtype=float).drop(columns=["entries", "rarest"], errors="ignore")
+    return {str(name): _short(value) for name, value in table.mean().items()}
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None or np.isnan(value) else round(value, 5)
+
+
+def _of_numbers(truth: Floats, said: Floats) -> dict[str, float | None]:
+    said, count = np.sort(said, axis=0), len(said)
+    rank = np.arange(1, count + 1)[:, None]
+    spread = ((2 * rank - count - 1) * said).sum(0) / (count * (count - 1)) if count > 1 else 0.0
+    low, high = np.quantile(said, (0.05, 0.95), axis=0, method="weibull")
+    chance = said.var(0, ddof=1) / count if count > 1 else 0.0
+    return {
+        "rmse": float(np.sqrt(max(0.0, np.mean((said.mean(0) - truth) ** 2 - chance)))),
+        "crps": float(np.mean(np.abs(said - truth).mean(0) - spread)),
+        "coverage90": float(np.mean((truth >= low) & (truth <= high))) if count > 1 else None,
+        "width90": float(np.mean(high - low)) if count > 1 else None,
+    }
+
+
+def _of_levels(truth: Floats, said: Floats, levels: int) -> dict[str, float | None]:
+    """Share of right guesses, the most frequent level being guessed; its average over true levels; Brier score."""
+    share = np.stack([(said == level).mean(0) for level in range(levels)], axis=1)
+    there = truth[:, None] == np.arange(levels)
+    hit = there[np.arange(len(truth)), share.argmax(1)]
+    chance = (share * (1.0 - share)).sum(1) / (len(said) - 1) if len(said) > 1 else 0.0
+    counts = there.sum(0)
+    balanced = np.mean([hit[there[:, level]].mean() for level in np.flatnonzero(counts)])
+    return {
+        "accuracy": float(hit.mean()),
+        "balanced": float(balanced) if (counts > 0).sum() > 1 else None,  # else it is the accuracy
+        "brier": float(np.mean(((share - there) ** 2).sum(1) - chance)),
+        "entries": len(truth),
+        "rarest": int(counts.min()),
+    }

@@ -25,7 +25,7 @@ import pandas as pd
 import lacova
 from lacova.datasets import health_mnist, rotated_digits
 from reproduction import results
-from reproduction.covariates.tables import cdisc, pbc
+from reproduction.clinical.tables import cdisc, pbc
 
 FOLDER = Path(__file__).parent
 MODELS = ("VAE", "HIVAE", "MIWAE", "NotMIWAE", "CVAE", "GPVAE", "GPPVAE", "LVAE", "GPPriorVAE")

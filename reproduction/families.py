@@ -1,6 +1,6 @@
 """Which family of posteriors of missing covariates is best: independent normals, one full covariance, or mixtures.
 
-    python -m reproduction.covariates.families --images mnist.npz
+    python -m reproduction.families --images mnist.npz
 
 Each family's network is trained by recall alone on rotated digits, and asked for the missing covariates of test rows
 given what is left of their images. Printed: mean log density per missing entry (higher is better), and mean squared

@@ -103,14 +103,14 @@ class Slopes(nn.Module):
         hot = [belief.log_prob[:, q, : self.space.levels[q]].exp() * gap[:, q, None] for q in self.space.categorical]
         guess, square = (torch.cat([one, *hot], dim=1)[:, self.chosen] for one in (mean, mean.square() + var))
         c = self._of_patients(x[:, self.chosen] + guess, batch)
-        # Of the covariates of a visit, N̂×D×Q; Σ_k m_k² E x_k² = E (m_qᵀx_q)², for at most one level is there.
-        product = (guess[:, None] * self.mean) @ self.member
-        unknown = (square[:, None] * self.mean.square()) @ self.member - product.square()
-        unknown = (unknown + ((square - guess.square())[:, None] * self.var) @ self.member).clamp_min(0.0)
-        total = unknown.new_zeros(batch.patients, *unknown.shape[1:]).index_add(0, batch.patient, unknown)
-        apart = total / (self._count(batch)[:, None, None] + self.kappa).square()
-        unknown = torch.where(self.fixed, unknown[batch.first], apart).sum(-1)
-        return Usual(c @ self.mean.mT, c.square() @ self.var.mT + unknown[batch.patient])
+        # Σ_k m_k² E x_k² = E (m_qᵀx_q)², for a number is alone, and one of the levels is there.
+        share = self._shares(batch)
+        each = share[:, self.owner]
+        product = (guess[:, None] * self.member.mT) @ self.mean.mT  # E m_qᵀx_q of each row, N̂×Q×D
+        unknown = (each * square) @ self.mean.square().mT + (each * (square - guess.square())) @ self.var.mT
+        unknown = unknown - (share[..., None] * product.square()).sum(1)
+        unknown = unknown.new_zeros(batch.patients, unknown.shape[1]).index_add(0, batch.patient, unknown)
+        return Usual(c @ self.mean.mT, c.square() @ self.var.mT + unknown.clamp_min(0.0)[batch.patient])
 
     def at(self, x: Tensor, batch: Batch, weight: Tensor | None = None, usual_x: Tensor | None = None) -> Usual:
         """At completed covariates (…×N̂×Q): with these w (…×D×K), or over q(w). Averages are those of `usual_x`."""
@@ -145,11 +145,16 @@ class Slopes(nn.Module):
         """c at each row (…×N̂×K), from covariates at each (…×N̂×K), or from others where averages are taken."""
         apart = (values if averaged is None else averaged) - self.centre
         total = apart.new_zeros(*apart.shape[:-2], batch.patients, apart.shape[-1]).index_add(-2, batch.patient, apart)
-        average = total / (self._count(batch)[:, None] + self.kappa[self.owner])
+        average = total / (self._visits(batch) + self.kappa)[:, self.owner]
         c: Tensor = torch.where(self.fixed[self.owner], values, average[..., batch.patient, :])
         return c
 
-    def _count(self, batch: Batch) -> Tensor:
-        """Visits of each patient (P̂,)."""
-        one = self.kappa.new_ones(len(batch))
-        return self.kappa.new_zeros(batch.patients).index_add(0, batch.patient, one)
+    def _shares(self, batch: Batch) -> Tensor:
+        """What the variance of a covariate at each row (N̂×Q) counts in that of c, which it has with other rows."""
+        first = batch.in_first_row(self.kappa.new_ones(batch.patients))[:, None]
+        return torch.where(self.fixed, first, (self._visits(batch) + self.kappa)[batch.patient] ** -2)
+
+    def _visits(self, batch: Batch) -> Tensor:
+        """Of each patient (P̂×1)."""
+        one = self.kappa.new_ones(len(batch), 1)
+        return self.kappa.new_zeros(batch.patients, 1).index_add(0, batch.patient, one)

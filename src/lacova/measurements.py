@@ -84,6 +84,12 @@ class MeasurementSpace:
         hot = self.columns(*ONE_HOT)
         return 2 * len(self) - len(hot) + sum(self.levels[d] for d in hot)
 
+    @property
+    def owners(self) -> list[int]:
+        """The column of each value that networks see."""
+        hot = self.columns(*ONE_HOT)
+        return [d for d in range(len(self)) if d not in hot] + [d for d in hot for _ in range(self.levels[d])]
+
     def features(self, y: Tensor, mask: Tensor) -> Tensor:
         """Encoded measurements with gaps as network inputs (N×width): 0 where `mask` is False, then the mask.
 

@@ -24,6 +24,7 @@ from lacova.covariates.longitudinal import LongitudinalPrior
 from lacova.covariates.mixture import Mixture
 from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import CovariatePrior, FactorisedPrior, JointPrior
+from lacova.covariates.reading import Reading
 from lacova.covariates.recall import hidden_share
 from lacova.dataframes import Frame, to_pandas
 from lacova.distributed import ALONE, Team, launch
@@ -296,7 +297,10 @@ class Model(Answering, ABC):
         if intercepts.slopes is not None:
             intercepts.slopes.learn(table)
         noise.start_at((between + within)[columns] - intercepts.var.detach())
-        return self._join(codec, marginal, prior, latent, noise, intercepts)
+        vae = self._join(codec, marginal, prior, latent, noise, intercepts)
+        if vae.covariate_posterior.reading is not None:
+            vae.covariate_posterior.reading.learn(table, prior, seed)
+        return vae
 
     def _blank(self, codec: Codec, sizes: Mapping[str, int]) -> ConditionalVAE:
         """Of the right shape, to read stored numbers into; `sizes` are those that training rows decide."""
@@ -333,11 +337,14 @@ class Model(Answering, ABC):
         likelihood: Likelihood, intercepts: Intercepts | None = None, missingness: Missingness | None = None,
     ) -> ConditionalVAE:  # fmt: skip
         seen = 0 if self.covariates == "paper" else codec.measurements
+        # Levels explain how patients differ, and leave the bound nothing to teach q of what visits have in common.
+        read = intercepts is not None and self.covariates in ("joint", "factorised") and any(codec.space.static)
         return ConditionalVAE(
             codec.space, codec.measurements, self.latent_dim, self.networks, decoder_sees_x=self.decoder_sees_x,
             prior=latent, covariate_prior=prior,
             covariate_posterior=AmortisedPosterior(
-                codec.space, seen, marginal, "given" if isinstance(prior, LongitudinalPrior) else "marginal"
+                codec.space, seen, marginal, "given" if isinstance(prior, LongitudinalPrior) else "marginal",
+                reading=Reading(codec.space, codec.measurements) if read else None,
             ),
             likelihood=likelihood, intercepts=intercepts, missingness=missingness, networks=self._networks(codec),
         )  # fmt: skip

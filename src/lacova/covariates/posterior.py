@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lacova.batches import Batch
 from lacova.covariates.law import Belief
 from lacova.covariates.prior import FactorisedPrior, given
+from lacova.covariates.reading import Reading
 from lacova.covariates.space import CovariateSpace
 from lacova.measurements import MeasurementSpace
 from lacova.networks import mlp
@@ -32,6 +33,7 @@ class AmortisedPosterior(nn.Module):
         marginal: overall law of each column.
         continuous_start: "marginal" or "given".
         hidden: widths of the network's hidden layers.
+        reading: answers for the visit-constant columns instead of the networks, if given.
     """
 
     base_mean: Tensor
@@ -40,6 +42,7 @@ class AmortisedPosterior(nn.Module):
     def __init__(
         self, space: CovariateSpace, measurements: int | MeasurementSpace, marginal: FactorisedPrior,
         continuous_start: Literal["marginal", "given"] = "marginal", hidden: Sequence[int] = (128, 64),
+        reading: Reading | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.space = space
@@ -47,6 +50,7 @@ class AmortisedPosterior(nn.Module):
         seen = self.measurements.width
         self.sees_y = seen > 0
         self.continuous_start = continuous_start
+        self.reading = reading
         columns = len(space.names)
         prior_features = 2 * len(space.continuous) + sum(space.levels)
         inputs = space.width + columns + prior_features
@@ -89,7 +93,11 @@ class AmortisedPosterior(nn.Module):
         mean = start_mean + out[..., 0]
         # 8·tanh(·/8) is the identity near 0 and keeps variances within e^±8 of where they start.
         var = (start_log_var + 8.0 * torch.tanh(out[..., 1] / 8.0)).exp()
-        return Belief(mean, var, torch.log_softmax(prior.log_prob + out[..., 2:], dim=-1))
+        belief = Belief(mean, var, torch.log_softmax(prior.log_prob + out[..., 2:], dim=-1))
+        if self.reading is None:
+            return belief
+        read: Belief = self.reading(prior, batch)
+        return read.where(self.space.on(out.device).static, belief)
 
     def _by_column(self, found: list[Tensor]) -> Tensor:
         """Of every column its mean, log variance and logits (N×Q×(2+levels)); 0 where it has none."""
@@ -108,7 +116,7 @@ class AmortisedPosterior(nn.Module):
 
     def _pool_static(self, out: Tensor, batch: Batch) -> Tensor:
         """One posterior per patient in the visit-constant columns: the average over its informative visits."""
-        if not any(self.space.static):
+        if self.reading is not None or not any(self.space.static):
             return out
         seen = batch.y_mask.any(1).to(out.dtype) + 1e-6  # visits without any y count only where there is no other
         visits = out.new_zeros(batch.patients).index_add(0, batch.patient, seen)

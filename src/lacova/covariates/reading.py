@@ -1,0 +1,187 @@
+"""What patients' measurements say of covariates that do not change with visits: a regression, learnt before training.
+
+Where patients have levels of their own, these explain how patients differ, and the bound has no use left for sex or
+age: it draws q(x_u) of such columns to the prior. Networks that recall them instead know the few dozen or hundred
+patients of a study by heart. A shrunk regression on patients' averages does neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.optimize import minimize
+from scipy.special import log_softmax, softmax
+from torch import Tensor, nn
+
+from lacova.batches import Batch, Batches
+from lacova.covariates.law import Belief
+from lacova.covariates.prior import CovariatePrior
+from lacova.covariates.space import CovariateSpace
+from lacova.measurements import MeasurementSpace
+from lacova.table import Table
+
+Floats = npt.NDArray[np.float64]
+
+KAPPA = 0.5  # visits that an average starts with, at what is usual
+FEWEST = 10  # patients that show a column, for anything to be read of it
+MOST = 5000  # patients that are looked at
+DIRECTIONS = 200  # principal ones of averages, at most
+FOLDS = 5
+# Grids: of a number's precision in units of the prior's, and of shrinkage in units of averages' square.
+GAINS = np.concatenate([[0.0], np.geomspace(0.03, 1000.0, 24)])
+SHRINKAGE = np.geomspace(1e-5, 1e3, 25)
+TINY = 1e-6
+LEAST = -30.0  # of a log probability
+
+
+class Reading(nn.Module):
+    """q(x | y_o, x_o) ∝ p(x | x_o) · exp(x·(aᵀh + b) − ½Jx²) of a number, ∝ p(x | x_o) · exp(a_xᵀh + b_x) of a level.
+
+    h has Σ_i y_i/(n + ½) of each measurement (of each level, where there are levels) over the n visits at which the
+    patient has it, less what patients have on average. a is shrunk: ridge regression, with shrinkage and J of the best
+    leave-one-out density; multinomial regression, with that of the best cross-validated likelihood.
+
+    Args:
+        space: layout of X.
+        measurements: layout of Y.
+    """
+
+    centre: Tensor
+    weight: Tensor
+    bias: Tensor
+    precision: Tensor
+    owner: Tensor
+
+    def __init__(self, space: CovariateSpace, measurements: MeasurementSpace) -> None:
+        super().__init__()
+        self.space, self.measurements = space, measurements
+        self.numbers = [q for q in space.continuous if space.static[q]]
+        self.categories = [q for q in space.categorical if space.static[q]]
+        owner = torch.tensor(measurements.owners)
+        self.register_buffer("owner", owner, persistent=False)
+        outputs = len(self.numbers) + sum(space.levels[q] for q in self.categories)
+        self.register_buffer("centre", torch.zeros(len(owner)))
+        self.register_buffer("weight", torch.zeros(len(owner), outputs))  # a
+        self.register_buffer("bias", torch.zeros(outputs))
+        self.register_buffer("precision", torch.zeros(len(self.numbers)))  # J
+
+    def learn(self, table: Table, prior: CovariatePrior, seed: int) -> None:
+        """From patients that show the column, and from what the prior would say of it if they did not."""
+        patients = torch.randperm(len(table.labels), generator=torch.Generator().manual_seed(seed))[:MOST]
+        shown = Batches(table).batch(patients)
+        some = Table(shown.y, shown.y_mask, shown.x, shown.x_mask, shown.patient, tuple(patients.tolist()))
+        averages = self._averages(shown)
+        self.centre.copy_(averages.mean(0))
+        apart = (averages - self.centre).double().numpy()
+        at = 0
+        for q in (*self.numbers, *self.categories):
+            own = slice(at, at := at + max(self.space.levels[q], 1))
+            seen = shown.x_mask[shown.first, q]
+            if int(seen.sum()) < FEWEST:
+                continue
+            first = shown.first[seen]
+            hidden = replace(some, x_mask=some.x_mask.index_fill(1, torch.tensor(q), False))
+            told = prior.prepare(hidden).belief.take(first)
+            h, turn = _directions(apart[seen.numpy()])
+            x = shown.x[first, q]
+            if q in self.numbers:
+                a, b, precision = read_number(h, *(v.double().numpy() for v in (x, told.mean[:, q], told.var[:, q])))
+                self.precision[own] = precision
+            else:
+                log_prob = told.log_prob[:, q, : self.space.levels[q]]
+                a, b = read_category(h, x.long().numpy(), log_prob.double().numpy())
+            self.weight[:, own] = torch.as_tensor(turn @ a, dtype=self.weight.dtype)
+            self.bias[own] = torch.as_tensor(b, dtype=self.bias.dtype)
+
+    def forward(self, prior: Belief, batch: Batch) -> Belief:
+        """The belief about static columns; the prior's in the others."""
+        said = ((self._averages(batch) - self.centre) @ self.weight + self.bias)[batch.patient]
+        mean, var, log_prob = prior.mean.clone(), prior.var.clone(), prior.log_prob.clone()
+        for at, q in enumerate(self.numbers):
+            less = 1.0 + self.precision[at] * prior.var[:, q]
+            mean[:, q] = (prior.mean[:, q] + prior.var[:, q] * said[:, at]) / less
+            var[:, q] = prior.var[:, q] / less
+        at = len(self.numbers)
+        for q in self.categories:
+            width = self.space.levels[q]
+            log_prob[:, q, :width] = torch.log_softmax(prior.log_prob[:, q, :width] + said[:, at : at + width], dim=-1)
+            at += width
+        return Belief(mean, var, log_prob)
+
+    def _averages(self, batch: Batch) -> Tensor:
+        """Σ y/(n + ½) of each patient (P̂×F)."""
+        features = self.measurements.features(batch.y, batch.y_mask)
+        values, seen = features.split([len(self.owner), len(self.measurements)], dim=1)
+        total = values.new_zeros(batch.patients, values.shape[1]).index_add(0, batch.patient, values)
+        count = seen.new_zeros(batch.patients, seen.shape[1]).index_add(0, batch.patient, seen)
+        averages: Tensor = total / (count + KAPPA)[:, self.owner]
+        return averages
+
+
+def read_number(h: Floats, x: Floats, mean: Floats, var: Floats) -> tuple[Floats, Floats, float]:
+    """a (R×1), b (1,) and J of x ~ N(v·(mean/var + aᵀh + b), v), v = 1/(1/var + J).
+
+    Of the grids, the J and the shrinkage of a with the highest density of each x under what the others say.
+    """
+    var = var.clip(TINY)
+    best, found = -np.inf, (np.zeros((h.shape[1], 1)), np.zeros(1), 0.0)
+    for precision in GAINS / var.mean():
+        v = var / (1.0 + precision * var)
+        root = np.sqrt(v)
+        target = (x - v / var * mean) / root
+        level = root / np.linalg.norm(root)
+        inside = h * root[:, None]
+        u, s, vt = np.linalg.svd(inside - np.outer(level, level @ inside), full_matrices=False)
+        left = target - level * (level @ target)
+        pull = u.T @ left
+        for shrinkage in (*(SHRINKAGE * max(s[0] ** 2, TINY)), np.inf):
+            keep = s**2 / (s**2 + shrinkage)
+            leverage = level**2 + u**2 @ keep
+            residual = (left - u @ (keep * pull)) / (1.0 - leverage).clip(TINY)
+            density = -0.5 * (residual**2 + np.log(v)).sum()
+            if density > best:
+                a = vt.T @ (keep * pull / np.where(s > 0, s, 1.0))
+                b = level @ (target - inside @ a) / np.linalg.norm(root)
+                best, found = density, (a[:, None], b[None], float(precision))
+    return found
+
+
+def read_category(h: Floats, x: npt.NDArray[np.int64], log_prior: Floats) -> tuple[Floats, Floats]:
+    """a (R×K) and b (K,) of log p(k) = log_prior_k + a_kᵀh + b_k, with the shrinkage of the best cross-validation."""
+    h, log_prior = np.c_[h, np.ones(len(h))], log_prior.clip(LEAST)
+    fold = np.arange(len(h)) % FOLDS
+    path = np.square(h).sum(1).mean() * SHRINKAGE[::-1]
+    told = np.zeros(len(path) + 1)
+    told[0] = log_softmax(log_prior, axis=1)[np.arange(len(h)), x].sum()  # nothing is read
+    for each in range(FOLDS):
+        train, test = fold != each, fold == each
+        a = np.zeros((h.shape[1], log_prior.shape[1]))
+        for k, shrinkage in enumerate(path, 1):
+            a = _multinomial(h[train], x[train], log_prior[train], shrinkage, a)
+            told[k] += log_softmax(log_prior[test] + h[test] @ a, axis=1)[np.arange(test.sum()), x[test]].sum()
+    a, best = np.zeros((h.shape[1], log_prior.shape[1])), int(told.argmax())
+    for shrinkage in path[:best]:
+        a = _multinomial(h, x, log_prior, shrinkage, a)
+    return a[:-1], a[-1]
+
+
+def _multinomial(h: Floats, x: npt.NDArray[np.int64], log_prior: Floats, shrinkage: float, start: Floats) -> Floats:
+    hot = np.eye(log_prior.shape[1])[x]
+
+    def loss(a: Floats) -> tuple[float, Floats]:
+        a = a.reshape(start.shape)
+        logit = log_prior + h @ a
+        value = 0.5 * shrinkage * np.square(a).sum() - (hot * log_softmax(logit, axis=1)).sum()
+        return value, (h.T @ (softmax(logit, axis=1) - hot) + shrinkage * a).ravel()
+
+    found: Floats = minimize(loss, start.ravel(), jac=True, method="L-BFGS-B").x
+    return found.reshape(start.shape)
+
+
+def _directions(h: Floats) -> tuple[Floats, Floats]:
+    """The leading principal directions of h: h turned to them (n×R), and what turns to them (F×R)."""
+    turn = np.linalg.svd(h, full_matrices=False)[2][:DIRECTIONS].T
+    return h @ turn, turn

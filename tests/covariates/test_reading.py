@@ -1,0 +1,276 @@
+"""What averages say of columns that do not change: refitted one by one, against Bayes' theorem, and without a say."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy.special import log_softmax, softmax
+from scipy.stats import norm
+from torch.testing import assert_close
+
+import lacova
+from lacova.batches import Batches
+from lacova.covariates import reading
+from lacova.covariates.law import RowPrior
+from lacova.covariates.longitudinal import LongitudinalPrior
+from lacova.covariates.posterior import AmortisedPosterior
+from lacova.covariates.prior import FactorisedPrior
+from lacova.covariates.reading import Reading, read_category, read_number
+from lacova.masks import mask_at_random
+from lacova.measurements import NO_LIMITS, MeasurementSpace
+from lacova.table import Codec, Table
+from tests.covariates import cases
+
+SPACE = cases.SPACE
+# A number, 3 levels, a count: 5 values, of which levels come last.
+MIXED = MeasurementSpace(("gaussian", "categorical", "poisson"), (0, 3, 0), (NO_LIMITS,) * 3)
+
+
+def numbers(patients, seed=0):
+    """Averages that say nothing, x, and what the prior says of it, whose variances differ."""
+    rng = np.random.default_rng(seed)
+    h, var = rng.normal(size=(patients, 4)), rng.uniform(0.5, 2.0, patients)
+    mean = rng.normal(size=patients)
+    return h, mean + np.sqrt(var) * rng.normal(size=patients), mean, var
+
+
+def law(h, mean, var, a, b, precision):
+    v = 1.0 / (1.0 / var + precision)
+    return norm(v * (mean / var + h @ a[:, 0] + b[0]), np.sqrt(v))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_of_all_settings_the_one_that_foretells_each_patient_from_the_others_is_taken(monkeypatch, seed):
+    monkeypatch.setattr(reading, "GAINS", np.array([0.0, 0.2, 0.5, 1.0]))
+    monkeypatch.setattr(reading, "SHRINKAGE", np.array([0.01, 0.1, 0.3, 1.0]))
+    h, x, mean, var = numbers(8, seed)
+    h[:, 0] += x - mean
+
+    def ridge(rows, precision, shrinkage):
+        """Of what is weighted by what is not known: minimise Σ v(x/v − mean/var − aᵀh − b)² + shrinkage·a²."""
+        v = 1.0 / (1.0 / var[rows] + precision)
+        full = np.c_[h[rows], np.ones(len(v))]
+        penalty = np.diag([shrinkage] * 4 + [0.0])
+        found = np.linalg.solve((full.T * v) @ full + penalty, full.T @ (x[rows] - v / var[rows] * mean[rows]))
+        return found[:4, None], found[4:]
+
+    everyone, scores = np.arange(8), {}
+    for precision in reading.GAINS / var.mean():
+        root = np.sqrt(1.0 / (1.0 / var + precision))
+        level = root / np.linalg.norm(root)
+        inside = h * root[:, None]
+        largest = np.linalg.svd(inside - np.outer(level, level @ inside))[1][0] ** 2
+        for shrinkage in (*(reading.SHRINKAGE * largest), 1e12):
+            told = 0.0
+            for i in everyone:
+                a, b = ridge(np.delete(everyone, i), precision, shrinkage)
+                told += law(h[[i]], mean[[i]], var[[i]], a, b, precision).logpdf(x[i])[0]
+            scores[precision, shrinkage] = told
+    best = max(scores, key=scores.get)
+    a, b, precision = read_number(h, x, mean, var)
+    assert precision == pytest.approx(best[0])
+    expected = ridge(everyone, *best)
+    np.testing.assert_allclose(a, expected[0], rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(b, expected[1], rtol=1e-8)
+
+
+def test_what_many_patients_say_of_a_number_is_bayes_theorem():
+    """Two measurements of x, each with its noise: the posterior is known."""
+    rng = np.random.default_rng(1)
+    mean, var, noise = 0.5, 1.5, np.array([0.5, 2.0])
+    x = mean + np.sqrt(var) * rng.normal(size=4000)
+    h = x[:, None] + np.sqrt(noise) * rng.normal(size=(4000, 2))
+    a, b, precision = read_number(h, x, np.full(4000, mean), np.full(4000, var))
+    assert precision == pytest.approx((1 / noise).sum(), rel=0.3)  # J is one of a grid
+    exact = 1.0 / (1.0 / var + (1.0 / noise).sum())
+    new = np.array([[1.0, -1.0], [2.0, 3.0], [0.0, 0.0]])
+    found = law(new, np.full(3, mean), np.full(3, var), a, b, precision)
+    np.testing.assert_allclose(found.mean(), exact * (mean / var + new @ (1.0 / noise)), atol=0.06)
+    np.testing.assert_allclose(found.var(), exact, rtol=0.2)
+
+
+def test_a_number_with_nothing_to_read_stays_with_its_prior():
+    a, b, precision = read_number(*numbers(300, seed=2))
+    found = law(np.eye(4), np.zeros(4), np.ones(4), a, b, precision)
+    assert abs(found.mean()).max() < 0.2
+    assert found.var().min() > 0.9
+
+
+def test_few_patients_and_many_measurements_give_intervals_that_hold():
+    rng = np.random.default_rng(3)
+    w = np.r_[0.8, 0.5, np.zeros(58)]
+
+    def patients(n):
+        h = rng.normal(size=(n, 60))
+        return h, h @ w + 0.7 * rng.normal(size=n), np.zeros(n), np.full(n, w @ w + 0.49)
+
+    inside = []
+    for _ in range(10):
+        found = read_number(*patients(80))
+        h, x, mean, var = patients(500)
+        inside.append((abs(law(h, mean, var, *found).cdf(x) - 0.5) < 0.45).mean())
+    assert 0.85 < np.mean(inside) < 0.95
+
+
+def categories(patients, seed=0, effect=0.0):
+    rng = np.random.default_rng(seed)
+    h = rng.normal(size=(patients, 3))
+    log_prior = log_softmax(rng.normal(size=(patients, 3)), axis=1)
+    chance = softmax(log_prior + effect * h, axis=1)
+    return h, (rng.random((patients, 1)) > chance.cumsum(1)[:, :2]).sum(1), log_prior
+
+
+def test_a_category_is_read_by_the_penalised_likelihood(monkeypatch):
+    monkeypatch.setattr(reading, "SHRINKAGE", np.array([0.02]))
+    h, x, log_prior = categories(60, effect=1.5)
+    a, b = read_category(h, x, log_prior)
+    wrong = softmax(log_prior + h @ a + b, axis=1) - np.eye(3)[x]
+    shrinkage = 0.02 * (np.square(h).sum(1).mean() + 1.0)
+    np.testing.assert_allclose(h.T @ wrong + shrinkage * a, 0.0, atol=1e-3)
+    np.testing.assert_allclose(wrong.sum(0) + shrinkage * b, 0.0, atol=1e-3)
+
+
+def test_what_many_patients_say_of_a_category_is_bayes_theorem():
+    h, x, log_prior = categories(4000, seed=4, effect=1.0)
+    a, b = read_category(h, x, log_prior)
+    new, _, before = categories(50, seed=5)
+    np.testing.assert_allclose(softmax(before + new @ a + b, axis=1), softmax(before + new, axis=1), atol=0.05)
+
+
+def test_a_category_with_nothing_to_read_stays_with_its_prior():
+    a, b = read_category(*categories(150, seed=6))
+    assert abs(a).max() < 0.15
+    assert abs(b).max() < 0.15
+
+
+def test_shrinkage_is_that_of_held_out_patients():
+    """60 measurements of 60 patients separate any two groups: without shrinkage, all would be sure."""
+    rng = np.random.default_rng(7)
+    h, new = rng.normal(size=(60, 60)), rng.normal(size=(500, 60))
+    log_prior = np.log(np.full((60, 2), 0.5))
+    a, b = read_category(h, (h[:, 0] + rng.normal(size=60) > 0).astype(int), log_prior)
+    chance = softmax(new @ a + b, axis=1)[:, 1]
+    truth = (new[:, 0] + rng.normal(size=500) > 0).astype(float)
+    assert np.square(chance - truth).mean() < 0.25  # that of who knows nothing
+
+
+def mixed_batch():
+    b = cases.batch((2, 3, 1), seed=3)
+    g = torch.Generator().manual_seed(0)
+    y = torch.stack(
+        [torch.randn(6, generator=g), torch.randint(3, (6,), generator=g), torch.randint(9, (6,), generator=g)], 1
+    )
+    mask = torch.rand(6, 3, generator=g) > 0.3
+    mask[5] = torch.tensor([True, False, False])
+    b = replace(b, y=y.double() * mask, y_mask=mask)
+    return replace(b, given=RowPrior(cases.belief(b), b.x.new_zeros(6)))
+
+
+def talkative(measurements=MIXED):
+    g = torch.Generator().manual_seed(2)
+    read = Reading(SPACE, measurements).double()
+    for name in ("centre", "weight", "bias", "precision"):
+        buffer = getattr(read, name)
+        buffer.copy_(torch.rand(buffer.shape, generator=g, dtype=torch.double))
+    return read
+
+
+def test_beliefs_are_the_prior_times_what_averages_say():
+    b, read = mixed_batch(), talkative()
+    prior = b.given.belief
+    found = read(prior, b)
+    for rows in ([0, 1], [2, 3, 4], [5]):
+        seen = [[r for r in rows if b.y_mask[r, d]] for d in range(3)]
+        h = [b.y[seen[0], 0].sum() / (len(seen[0]) + 0.5), b.y[seen[2], 2].log1p().sum() / (len(seen[2]) + 0.5)]
+        h += [(b.y[seen[1], 1] == level).sum() / (len(seen[1]) + 0.5) for level in range(3)]
+        said = (torch.stack(h) - read.centre) @ read.weight + read.bias  # of the number, then of both levels
+        for r in rows:
+            var = 1.0 / (1.0 / prior.var[r, 4] + read.precision[0])
+            assert_close(found.var[r, 4], var)
+            assert_close(found.mean[r, 4], var * (prior.mean[r, 4] / prior.var[r, 4] + said[0]))
+            assert_close(found.log_prob[r, 3, :2], torch.log_softmax(prior.log_prob[r, 3, :2] + said[1:], 0))
+
+
+def test_columns_that_change_are_left_to_the_networks():
+    b = mixed_batch()
+    torch.manual_seed(0)
+    many = cases.batch((3,) * 30, 0.3, seed=9)
+    marginal = FactorisedPrior.learn(SPACE, Table(many.y, many.y_mask, many.x, many.x_mask, many.patient, ()))
+    q = AmortisedPosterior(SPACE, MIXED, marginal, "given", hidden=(16, 8), reading=talkative()).double()
+    belief, read = q(b), q.reading(b.given.belief, b)
+    static = torch.tensor(SPACE.static)
+    for name in ("mean", "var", "log_prob"):
+        assert_close(getattr(belief, name)[:, static], getattr(read, name)[:, static])
+        assert_close(getattr(read, name)[:, ~static], getattr(b.given.belief, name)[:, ~static])
+    assert (belief.mean - b.given.belief.mean)[:, 0].abs().min() > 1e-4
+    (of_weights,) = torch.autograd.grad(belief.mean[:, 4].sum() + belief.log_prob[:, 3].sum(), q.inner.weight)
+    assert of_weights.abs().max() == 0.0
+
+
+def cohort(patients=120, seed=0):
+    """4 visits each; sex moves half of the measurements, age two of them; both are missing in a third of patients."""
+    rng = np.random.default_rng(seed)
+    sex, age = rng.integers(0, 2, patients), rng.normal(50, 10, patients)
+    own = rng.normal(size=(patients, 8)) + np.outer(sex - 0.5, [1.5] * 4 + [0.0] * 4)
+    own += np.outer((age - 50) / 10, [0.0] * 4 + [1.0, 1.0, 0.0, 0.0])
+    who = np.repeat(np.arange(patients), 4)
+    names = [f"lab{d}" for d in range(8)]
+    frame = pd.DataFrame(own[who] + 0.5 * rng.normal(size=(len(who), 8)), columns=names)
+    frame = frame.mask(rng.random(frame.shape) < 0.2)
+    frame["id"], frame["day"] = who, np.tile(np.arange(4.0), patients)
+    frame["sex"], frame["age"] = np.array(["f", "m"])[sex[who]], age[who]
+    schema = lacova.Schema(
+        names, {"day": "continuous", "sex": "categorical", "age": "continuous"},
+        instance="id", time="day", static=["sex", "age"],
+    )  # fmt: skip
+    return mask_at_random(frame, ["sex", "age"], 0.3, seed, instance="id", static=["sex", "age"]), frame, schema
+
+
+def test_patients_who_do_not_show_a_column_are_not_learnt_from():
+    table, _, schema = cohort()
+    codec = Codec.learn(schema, table)
+    rows = codec.encode(table)
+    prior = LongitudinalPrior.learn(codec.space, rows, 0, 0)
+    one, two = (Reading(codec.space, codec.measurements) for _ in range(2))
+    one.learn(rows, prior, 0)
+    two.learn(replace(rows, x=torch.where(rows.x_mask, rows.x, 7.0)), prior, 0)
+    for name, buffer in one.named_buffers():
+        assert_close(buffer, getattr(two, name))
+    assert one.weight.abs().max() > 0.1
+
+
+def test_of_fewer_than_ten_patients_nothing_is_read():
+    table, _, schema = cohort()
+    table.loc[table["id"] >= 9, ["sex", "age"]] = None
+    table["sex"], table["age"] = table["sex"].astype(object), table["age"].astype(float)
+    codec = Codec.learn(schema, table)
+    rows = codec.encode(table)
+    prior = LongitudinalPrior.learn(codec.space, rows, 0, 0)
+    read = Reading(codec.space, codec.measurements)
+    read.learn(rows, prior, 0)
+    batch = Batches(replace(rows, given=prior.prepare(rows))).batch(torch.arange(120))
+    assert_close(read(batch.given.belief, batch).mean, batch.given.belief.mean)
+    assert_close(read(batch.given.belief, batch).log_prob, batch.given.belief.log_prob)
+
+
+@pytest.mark.parametrize("covariates", ["joint", "factorised"])
+def test_sex_and_age_of_patients_with_levels_are_read_from_their_measurements(covariates):
+    table, _, schema = cohort()
+    model = lacova.GPPriorVAE(schema, latent_dim=2, networks=lacova.Dense((16,), (16,)), covariates=covariates)
+    model.fit(table, max_epochs=2, progress=False)
+    new, truth, _ = cohort(seed=1)
+    new["sex"], new["age"] = pd.Series([None] * len(new), dtype=object), np.nan
+    found = model.impute(new)
+    first = ~new["id"].duplicated()
+    assert (found["sex"] == truth["sex"])[first].mean() > 0.85
+    assert np.corrcoef(found["age"][first], truth["age"][first])[0, 1] > 0.6
+
+
+@pytest.mark.parametrize("settings", [{"patient_effects": False}, {"covariates": "paper"}, {"covariates": "oracle"}])
+def test_models_without_levels_or_without_a_look_at_y_read_nothing(settings):
+    _, complete, schema = cohort(20)
+    model = lacova.GPPriorVAE(schema, latent_dim=2, networks=lacova.Dense((16,), (16,)), **settings)
+    model.fit(complete, max_epochs=1, progress=False)
+    assert model._fitted()[1].covariate_posterior.reading is None

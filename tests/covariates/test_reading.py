@@ -171,26 +171,38 @@ def mixed_batch():
 def talkative(measurements=MIXED):
     g = torch.Generator().manual_seed(2)
     read = Reading(SPACE, measurements).double()
-    for name in ("centre", "weight", "bias", "precision"):
+    for name in ("centre", "weight", "bias", "precision", "looked"):
         buffer = getattr(read, name)
-        buffer.copy_(torch.rand(buffer.shape, generator=g, dtype=torch.double))
+        buffer.copy_(torch.rand(buffer.shape, generator=g, dtype=torch.double) + 0.8 * (name == "looked"))
     return read
 
 
 def test_beliefs_are_the_prior_times_what_averages_say():
     b, read = mixed_batch(), talkative()
     prior = b.given.belief
-    found = read(prior, b)
+    found, shares = read(prior, b), []
     for rows in ([0, 1], [2, 3, 4], [5]):
-        seen = [[r for r in rows if b.y_mask[r, d]] for d in range(3)]
-        h = [b.y[seen[0], 0].sum() / (len(seen[0]) + 0.5), b.y[seen[2], 2].log1p().sum() / (len(seen[2]) + 0.5)]
-        h += [(b.y[seen[1], 1] == level).sum() / (len(seen[1]) + 0.5) for level in range(3)]
-        said = (torch.stack(h) - read.centre) @ read.weight + read.bias  # of the number, then of both levels
+        seen = [[r for r in rows if b.y_mask[r, d]] for d in (0, 2, 1, 1, 1)]
+        values = [b.y[:, 0], b.y[:, 2].log1p(), *((b.y[:, 1] == level).double() for level in range(3))]
+        h = [sum(v[r] - read.centre[f] for r in seen[f]) / (len(seen[f]) + 0.5) for f, v in enumerate(values)]
+        known = torch.tensor([len(at) / (len(at) + 0.5) for at in seen], dtype=torch.double)
+        share = torch.minimum(known @ read.weight**2 / read.looked, torch.tensor(1.0))
+        said = torch.stack([torch.as_tensor(one).double() for one in h]) @ read.weight + share * read.bias
+        shares += share.tolist()
         for r in rows:
-            var = 1.0 / (1.0 / prior.var[r, 4] + read.precision[0])
+            var = 1.0 / (1.0 / prior.var[r, 4] + share[0] * read.precision[0])
             assert_close(found.var[r, 4], var)
             assert_close(found.mean[r, 4], var * (prior.mean[r, 4] / prior.var[r, 4] + said[0]))
             assert_close(found.log_prob[r, 3, :2], torch.log_softmax(prior.log_prob[r, 3, :2] + said[1:], 0))
+    assert min(shares) < 1.0 == max(shares)
+
+
+def test_who_has_no_measurements_has_the_prior():
+    b = mixed_batch()
+    b, prior = replace(b, y_mask=torch.zeros_like(b.y_mask)), b.given.belief
+    found = talkative()(prior, b)
+    for name in ("mean", "var", "log_prob"):
+        assert_close(getattr(found, name), getattr(prior, name))
 
 
 def test_columns_that_change_are_left_to_the_networks():
@@ -228,13 +240,39 @@ def cohort(patients=120, seed=0):
     return mask_at_random(frame, ["sex", "age"], 0.3, seed, instance="id", static=["sex", "age"]), frame, schema
 
 
-def test_patients_who_do_not_show_a_column_are_not_learnt_from():
-    table, _, schema = cohort()
+def learnt(table, schema):
     codec = Codec.learn(schema, table)
     rows = codec.encode(table)
     prior = LongitudinalPrior.learn(codec.space, rows, 0, 0)
-    one, two = (Reading(codec.space, codec.measurements) for _ in range(2))
-    one.learn(rows, prior, 0)
+    read = Reading(codec.space, codec.measurements)
+    read.learn(rows, prior, 0)
+    return codec, rows, prior, read
+
+
+def test_what_is_learnt_holds_for_patients_who_were_not_there():
+    table, _, schema = cohort(200)
+    codec, rows, prior, read = learnt(table, schema)
+    assert_close(read.centre, torch.where(rows.y_mask, rows.y, 0.0).sum(0) / rows.y_mask.sum(0))
+    everyone = Batches(rows).batch(torch.arange(200))
+    count = torch.zeros(200, 8).index_add(0, everyone.patient, everyone.y_mask.float())
+    assert_close((count / (count + 0.5)).mean(0) @ read.weight**2, read.looked)
+
+    new, truth, _ = cohort(300, seed=1)
+    new = codec.encode(new.assign(age=np.nan))
+    batch = Batches(replace(new, given=prior.prepare(new))).batch(torch.arange(300))
+    before, after = batch.given.belief, read(batch.given.belief, batch)
+    x = codec.encode(truth).x[batch.first, 2]
+    off = ((x - after.mean[batch.first, 2]) / after.var[batch.first, 2].sqrt()).square()
+    assert off.mean().item() == pytest.approx(1.0, abs=0.2)
+    explained = (
+        1.0 - (x - after.mean[batch.first, 2]).square().mean() / (x - before.mean[batch.first, 2]).square().mean()
+    )
+    assert explained > 0.5  # of two thirds: two levels of variance 1 beside the age, and little noise
+
+
+def test_patients_who_do_not_show_a_column_are_not_learnt_from():
+    codec, rows, prior, one = learnt(*cohort()[::2])
+    two = Reading(codec.space, codec.measurements)
     two.learn(replace(rows, x=torch.where(rows.x_mask, rows.x, 7.0)), prior, 0)
     for name, buffer in one.named_buffers():
         assert_close(buffer, getattr(two, name))
@@ -245,11 +283,7 @@ def test_of_fewer_than_ten_patients_nothing_is_read():
     table, _, schema = cohort()
     table.loc[table["id"] >= 9, ["sex", "age"]] = None
     table["sex"], table["age"] = table["sex"].astype(object), table["age"].astype(float)
-    codec = Codec.learn(schema, table)
-    rows = codec.encode(table)
-    prior = LongitudinalPrior.learn(codec.space, rows, 0, 0)
-    read = Reading(codec.space, codec.measurements)
-    read.learn(rows, prior, 0)
+    _, rows, prior, read = learnt(table, schema)
     batch = Batches(replace(rows, given=prior.prepare(rows))).batch(torch.arange(120))
     assert_close(read(batch.given.belief, batch).mean, batch.given.belief.mean)
     assert_close(read(batch.given.belief, batch).log_prob, batch.given.belief.log_prob)

@@ -38,11 +38,13 @@ LEAST = -30.0  # of a log probability
 
 
 class Reading(nn.Module):
-    """q(x | y_o, x_o) ∝ p(x | x_o) · exp(x·(aᵀh + b) − ½Jx²) of a number, ∝ p(x | x_o) · exp(a_xᵀh + b_x) of a level.
+    """q(x | y_o, x_o) ∝ p(x | x_o) · exp(x·(aᵀh + ωb) − ½ωJx²) of a number, p(x | x_o) · exp(a_xᵀh + ωb_x) of a level.
 
-    h has Σ_i y_i/(n + ½) of each measurement (of each level, where there are levels) over the n visits at which the
-    patient has it, less what patients have on average. a is shrunk: ridge regression, with shrinkage and J of the best
-    leave-one-out density; multinomial regression, with that of the best cross-validated likelihood.
+    h has Σ_i (y_i − μ)/(n + ½) of each measurement (of each level, where there are levels) over the n visits at which
+    the patient has it; μ is what is usual. a is shrunk: by ridge regression, with the shrinkage and J of the best
+    leave-one-out density, and by multinomial regression, with that of the best cross-validated likelihood. ω is the
+    share of what a looks at that the patient has, where 1 is what patients in training have, and the most: who has no
+    measurements has the prior.
 
     Args:
         space: layout of X.
@@ -53,6 +55,7 @@ class Reading(nn.Module):
     weight: Tensor
     bias: Tensor
     precision: Tensor
+    looked: Tensor
     owner: Tensor
 
     def __init__(self, space: CovariateSpace, measurements: MeasurementSpace) -> None:
@@ -63,29 +66,31 @@ class Reading(nn.Module):
         owner = torch.tensor(measurements.owners)
         self.register_buffer("owner", owner, persistent=False)
         outputs = len(self.numbers) + sum(space.levels[q] for q in self.categories)
-        self.register_buffer("centre", torch.zeros(len(owner)))
+        self.register_buffer("centre", torch.zeros(len(owner)))  # μ
         self.register_buffer("weight", torch.zeros(len(owner), outputs))  # a
         self.register_buffer("bias", torch.zeros(outputs))
         self.register_buffer("precision", torch.zeros(len(self.numbers)))  # J
+        self.register_buffer("looked", torch.ones(outputs))  # what 1 is for ω
 
     def learn(self, table: Table, prior: CovariatePrior, seed: int) -> None:
         """From patients that show the column, and from what the prior would say of it if they did not."""
         patients = torch.randperm(len(table.labels), generator=torch.Generator().manual_seed(seed))[:MOST]
         shown = Batches(table).batch(patients)
         some = Table(shown.y, shown.y_mask, shown.x, shown.x_mask, shown.patient, tuple(patients.tolist()))
-        averages = self._averages(shown)
-        self.centre.copy_(averages.mean(0))
-        apart = (averages - self.centre).double().numpy()
+        values, seen = self._measured(shown)
+        self.centre.copy_(values.sum(0) / seen.sum(0).clamp_min(1.0))
+        averages, share = self._averages(shown)
+        apart = averages.double().numpy()
         at = 0
         for q in (*self.numbers, *self.categories):
             own = slice(at, at := at + max(self.space.levels[q], 1))
-            seen = shown.x_mask[shown.first, q]
-            if int(seen.sum()) < FEWEST:
+            known = shown.x_mask[shown.first, q]
+            if int(known.sum()) < FEWEST:
                 continue
-            first = shown.first[seen]
+            first = shown.first[known]
             hidden = replace(some, x_mask=some.x_mask.index_fill(1, torch.tensor(q), False))
             told = prior.prepare(hidden).belief.take(first)
-            h, turn = _directions(apart[seen.numpy()])
+            h, turn = _directions(apart[known.numpy()])
             x = shown.x[first, q]
             if q in self.numbers:
                 a, b, precision = read_number(h, *(v.double().numpy() for v in (x, told.mean[:, q], told.var[:, q])))
@@ -95,13 +100,17 @@ class Reading(nn.Module):
                 a, b = read_category(h, x.long().numpy(), log_prob.double().numpy())
             self.weight[:, own] = torch.as_tensor(turn @ a, dtype=self.weight.dtype)
             self.bias[own] = torch.as_tensor(b, dtype=self.bias.dtype)
+            self.looked[own] = (share.mean(0) @ self.weight[:, own].square()).clamp_min(TINY)
 
     def forward(self, prior: Belief, batch: Batch) -> Belief:
         """The belief about static columns; the prior's in the others."""
-        said = ((self._averages(batch) - self.centre) @ self.weight + self.bias)[batch.patient]
+        h, share = self._averages(batch)
+        seen = (share @ self.weight.square() / self.looked).clamp_max(1.0)  # ω
+        said = (h @ self.weight + seen * self.bias)[batch.patient]
+        precision = (seen[:, : len(self.numbers)] * self.precision)[batch.patient]
         mean, var, log_prob = prior.mean.clone(), prior.var.clone(), prior.log_prob.clone()
         for at, q in enumerate(self.numbers):
-            less = 1.0 + self.precision[at] * prior.var[:, q]
+            less = 1.0 + precision[:, at] * prior.var[:, q]
             mean[:, q] = (prior.mean[:, q] + prior.var[:, q] * said[:, at]) / less
             var[:, q] = prior.var[:, q] / less
         at = len(self.numbers)
@@ -111,14 +120,19 @@ class Reading(nn.Module):
             at += width
         return Belief(mean, var, log_prob)
 
-    def _averages(self, batch: Batch) -> Tensor:
-        """Σ y/(n + ½) of each patient (P̂×F)."""
+    def _averages(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """h of each patient (P̂×F), and n/(n + ½)."""
+        values, seen = self._measured(batch)
+        size = (batch.patients, values.shape[1])
+        total, count = (part.new_zeros(size).index_add(0, batch.patient, part) for part in (values, seen))
+        visits = count + KAPPA
+        return (total - count * self.centre) / visits, count / visits
+
+    def _measured(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The value of each feature (N̂×F), 0 where it is missing, and whether it is there."""
         features = self.measurements.features(batch.y, batch.y_mask)
         values, seen = features.split([len(self.owner), len(self.measurements)], dim=1)
-        total = values.new_zeros(batch.patients, values.shape[1]).index_add(0, batch.patient, values)
-        count = seen.new_zeros(batch.patients, seen.shape[1]).index_add(0, batch.patient, seen)
-        averages: Tensor = total / (count + KAPPA)[:, self.owner]
-        return averages
+        return values, seen[:, self.owner]
 
 
 def read_number(h: Floats, x: Floats, mean: Floats, var: Floats) -> tuple[Floats, Floats, float]:

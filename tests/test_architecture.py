@@ -50,6 +50,7 @@ ORDER = [
     "covariates.prior",
     "covariates.longitudinal",
     "covariates.fill",
+    "covariates.reading",
     "covariates.posterior",
     "covariates.recall",
     "gp",

@@ -299,7 +299,9 @@ class Model(Answering, ABC):
         noise.start_at((between + within)[columns] - intercepts.var.detach())
         vae = self._join(codec, marginal, prior, latent, noise, intercepts)
         if vae.covariate_posterior.reading is not None:
-            vae.covariate_posterior.reading.learn(table, prior, seed)
+            # Against what rows show: a stated prior is what the likelihood that is read is then multiplied with.
+            shown = FactorisedPrior.learn(codec.space, table) if prior is marginal else prior
+            vae.covariate_posterior.reading.learn(table, shown, seed)
         return vae
 
     def _blank(self, codec: Codec, sizes: Mapping[str, int]) -> ConditionalVAE:

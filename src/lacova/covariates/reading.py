@@ -25,13 +25,15 @@ from lacova.table import Table
 
 Floats = npt.NDArray[np.float64]
 
-KAPPA = 0.5  # visits that an average starts with, at what is usual
-FEWEST = 10  # patients that show a column, for anything to be read of it
-MOST = 5000  # patients that are looked at
+KAPPA = 0.5  # visits at what is usual that an average starts with
+FEWEST = 20  # patients that show a column, for anything to be read of it
+MOST = 2000  # patients that are looked at
 DIRECTIONS = 200  # principal ones of averages, at most
+BEYOND = 3.0  # standard deviations that a value counts, at most
 FOLDS = 5
+PATIENCE = 2  # further settings that may be worse than the best
 # Grids: of a number's precision in units of the prior's, and of shrinkage in units of averages' square.
-GAINS = np.concatenate([[0.0], np.geomspace(0.03, 1000.0, 24)])
+GAINS = np.concatenate([[0.0], np.geomspace(0.03, 1000.0, 48)])
 SHRINKAGE = np.geomspace(1e-5, 1e3, 25)
 TINY = 1e-6
 LEAST = -30.0  # of a log probability
@@ -40,11 +42,11 @@ LEAST = -30.0  # of a log probability
 class Reading(nn.Module):
     """q(x | y_o, x_o) ∝ p(x | x_o) · exp(x·(aᵀh + ωb) − ½ωJx²) of a number, p(x | x_o) · exp(a_xᵀh + ωb_x) of a level.
 
-    h has Σ_i (y_i − μ)/(n + ½) of each measurement (of each level, where there are levels) over the n visits at which
-    the patient has it; μ is what is usual. a is shrunk: by ridge regression, with the shrinkage and J of the best
-    leave-one-out density, and by multinomial regression, with that of the best cross-validated likelihood. ω is the
-    share of what a looks at that the patient has, where 1 is what patients in training have, and the most: who has no
-    measurements has the prior.
+    h has Σ_i y_i/(n + ½) of each measurement (of each level, where there are levels) over the n visits at which the
+    patient has it, with y in standard deviations from what is usual, 3 at most. a is shrunk: by ridge regression, with
+    the shrinkage and J of the best leave-one-out density, and by multinomial regression, with that of the best
+    cross-validated likelihood. ω says how much the patient has of what a looks at, Σ a²n/(n + ½), where 1 is what
+    patients in training have on average: who has no measurements has the prior.
 
     Args:
         space: layout of X.
@@ -52,6 +54,7 @@ class Reading(nn.Module):
     """
 
     centre: Tensor
+    spread: Tensor
     weight: Tensor
     bias: Tensor
     precision: Tensor
@@ -66,7 +69,8 @@ class Reading(nn.Module):
         owner = torch.tensor(measurements.owners)
         self.register_buffer("owner", owner, persistent=False)
         outputs = len(self.numbers) + sum(space.levels[q] for q in self.categories)
-        self.register_buffer("centre", torch.zeros(len(owner)))  # μ
+        self.register_buffer("centre", torch.zeros(len(owner)))
+        self.register_buffer("spread", torch.ones(len(owner)))
         self.register_buffer("weight", torch.zeros(len(owner), outputs))  # a
         self.register_buffer("bias", torch.zeros(outputs))
         self.register_buffer("precision", torch.zeros(len(self.numbers)))  # J
@@ -77,8 +81,11 @@ class Reading(nn.Module):
         patients = torch.randperm(len(table.labels), generator=torch.Generator().manual_seed(seed))[:MOST]
         shown = Batches(table).batch(patients)
         some = Table(shown.y, shown.y_mask, shown.x, shown.x_mask, shown.patient, tuple(patients.tolist()))
-        values, seen = self._measured(shown)
-        self.centre.copy_(values.sum(0) / seen.sum(0).clamp_min(1.0))
+        values, seen = self._features(shown)
+        count = seen.sum(0).clamp_min(1.0)
+        self.centre.copy_(values.sum(0) / count)
+        spread = (((values - self.centre) * seen).square().sum(0) / count).sqrt()
+        self.spread.copy_(torch.where(spread > 0.0, spread, 1.0))
         averages, share = self._averages(shown)
         apart = averages.double().numpy()
         at = 0
@@ -100,12 +107,13 @@ class Reading(nn.Module):
                 a, b = read_category(h, x.long().numpy(), log_prob.double().numpy())
             self.weight[:, own] = torch.as_tensor(turn @ a, dtype=self.weight.dtype)
             self.bias[own] = torch.as_tensor(b, dtype=self.bias.dtype)
-            self.looked[own] = (share.mean(0) @ self.weight[:, own].square()).clamp_min(TINY)
+            looked = share.mean(0) @ self.weight[:, own].square()
+            self.looked[own] = torch.where(looked > 0.0, looked, 1.0)
 
     def forward(self, prior: Belief, batch: Batch) -> Belief:
         """The belief about static columns; the prior's in the others."""
         h, share = self._averages(batch)
-        seen = (share @ self.weight.square() / self.looked).clamp_max(1.0)  # ω
+        seen = share @ self.weight.square() / self.looked  # ω
         said = (h @ self.weight + seen * self.bias)[batch.patient]
         precision = (seen[:, : len(self.numbers)] * self.precision)[batch.patient]
         mean, var, log_prob = prior.mean.clone(), prior.var.clone(), prior.log_prob.clone()
@@ -125,11 +133,15 @@ class Reading(nn.Module):
         values, seen = self._measured(batch)
         size = (batch.patients, values.shape[1])
         total, count = (part.new_zeros(size).index_add(0, batch.patient, part) for part in (values, seen))
-        visits = count + KAPPA
-        return (total - count * self.centre) / visits, count / visits
+        return total / (count + KAPPA), count / (count + KAPPA)
 
     def _measured(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The value of each feature (N̂×F), 0 where it is missing, and whether it is there."""
+        """Each feature (N̂×F) in standard deviations, 0 where it is missing, and whether it is there."""
+        values, seen = self._features(batch)
+        return ((values - self.centre) / self.spread).clamp(-BEYOND, BEYOND) * seen, seen
+
+    def _features(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The same as networks see it."""
         features = self.measurements.features(batch.y, batch.y_mask)
         values, seen = features.split([len(self.owner), len(self.measurements)], dim=1)
         return values, seen[:, self.owner]
@@ -138,10 +150,12 @@ class Reading(nn.Module):
 def read_number(h: Floats, x: Floats, mean: Floats, var: Floats) -> tuple[Floats, Floats, float]:
     """a (R×1), b (1,) and J of x ~ N(v·(mean/var + aᵀh + b), v), v = 1/(1/var + J).
 
-    Of the grids, the J and the shrinkage of a with the highest density of each x under what the others say.
+    Of the grids, the J and the shrinkage of a with the highest density of each x under what the others say; all are 0
+    where that of the prior alone is higher.
     """
     var = var.clip(TINY)
-    best, found = -np.inf, (np.zeros((h.shape[1], 1)), np.zeros(1), 0.0)
+    best = -0.5 * ((x - mean) ** 2 / var + np.log(var)).sum()
+    found = np.zeros((h.shape[1], 1)), np.zeros(1), 0.0
     for precision in GAINS / var.mean():
         v = var / (1.0 + precision * var)
         root = np.sqrt(v)
@@ -151,7 +165,7 @@ def read_number(h: Floats, x: Floats, mean: Floats, var: Floats) -> tuple[Floats
         u, s, vt = np.linalg.svd(inside - np.outer(level, level @ inside), full_matrices=False)
         left = target - level * (level @ target)
         pull = u.T @ left
-        for shrinkage in (*(SHRINKAGE * max(s[0] ** 2, TINY)), np.inf):
+        for shrinkage in SHRINKAGE * max(s[0] ** 2, TINY):
             keep = s**2 / (s**2 + shrinkage)
             leverage = level**2 + u**2 @ keep
             residual = (left - u @ (keep * pull)) / (1.0 - leverage).clip(TINY)
@@ -166,17 +180,21 @@ def read_number(h: Floats, x: Floats, mean: Floats, var: Floats) -> tuple[Floats
 def read_category(h: Floats, x: npt.NDArray[np.int64], log_prior: Floats) -> tuple[Floats, Floats]:
     """a (R×K) and b (K,) of log p(k) = log_prior_k + a_kᵀh + b_k, with the shrinkage of the best cross-validation."""
     h, log_prior = np.c_[h, np.ones(len(h))], log_prior.clip(LEAST)
-    fold = np.arange(len(h)) % FOLDS
+    everyone, fold = np.arange(len(h)), np.arange(len(h)) % FOLDS
+    nothing = np.zeros((h.shape[1], log_prior.shape[1]))
+    best, most, found = 0, log_softmax(log_prior, axis=1)[everyone, x].sum(), [nothing] * FOLDS
     path = np.square(h).sum(1).mean() * SHRINKAGE[::-1]
-    told = np.zeros(len(path) + 1)
-    told[0] = log_softmax(log_prior, axis=1)[np.arange(len(h)), x].sum()  # nothing is read
-    for each in range(FOLDS):
-        train, test = fold != each, fold == each
-        a = np.zeros((h.shape[1], log_prior.shape[1]))
-        for k, shrinkage in enumerate(path, 1):
-            a = _multinomial(h[train], x[train], log_prior[train], shrinkage, a)
-            told[k] += log_softmax(log_prior[test] + h[test] @ a, axis=1)[np.arange(test.sum()), x[test]].sum()
-    a, best = np.zeros((h.shape[1], log_prior.shape[1])), int(told.argmax())
+    for step, shrinkage in enumerate(path, 1):
+        told = 0.0
+        for k in range(FOLDS):
+            others, left = fold != k, everyone[fold == k]
+            found[k] = _multinomial(h[others], x[others], log_prior[others], shrinkage, found[k])
+            told += log_softmax(log_prior[left] + h[left] @ found[k], axis=1)[np.arange(len(left)), x[left]].sum()
+        if told > most:
+            best, most = step, told
+        elif step - best > PATIENCE:
+            break
+    a = nothing
     for shrinkage in path[:best]:
         a = _multinomial(h, x, log_prior, shrinkage, a)
     return a[:-1], a[-1]

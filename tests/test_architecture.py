@@ -223,10 +223,10 @@ assert (
     torch.get_default_dtype(), torch.get_num_threads(), torch.get_rng_state().tolist(), torch.is_grad_enabled()
 ) == before, "torch settings"
 assert logging.getLogger().handlers == handlers, "log handlers"
-unwanted = {"matplotlib", "formulaic", "gpytorch", "lightning_fabric", "plotly", "polars"}
+unwanted = {"matplotlib", "formulaic", "gpytorch", "lightning_fabric", "plotly", "polars", "sklearn"}
 loaded = unwanted & {name.split(".")[0] for name in sys.modules}
 assert not loaded, loaded
-assert "lacova.sklearn" not in sys.modules
+assert not {"lacova.sklearn", "scipy.optimize", "scipy.stats"} & set(sys.modules)
 """
 
 

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from lacova.covariates.mixture import Mixture
@@ -117,6 +116,7 @@ def _expected_levels(mixture: Mixture, weight: Tensor, x: Tensor, mask: Tensor) 
 def start(space: CovariateSpace, x: Tensor, mask: Tensor, components: int, prior: Regulariser, seed: int) -> Mixture:
     """A first mixture from k-means of the rows with their gaps at the column means."""
     from sklearn.cluster import KMeans  # slow to import
+    from sklearn.exceptions import ConvergenceWarning
 
     seen = mask.to(x.dtype)
     mean = (x * seen).sum(0) / seen.sum(0).clamp_min(1.0)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from lacova.covariates.prior import FactorisedPrior
@@ -39,6 +38,8 @@ class Fill:
         self.kind, self.codec, self.marginal, self.features = kind, codec, marginal, features
         self._imputer: Any = None
         if features is not None:
+            from sklearn.exceptions import ConvergenceWarning
+
             self._imputer = _imputer(kind)
             with warnings.catch_warnings():
                 # On small tables the iterations often end before they settle; the last one serves all the same.

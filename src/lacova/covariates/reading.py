@@ -12,7 +12,6 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
 from torch import Tensor, nn
 
@@ -201,6 +200,8 @@ def read_category(h: Floats, x: npt.NDArray[np.int64], log_prior: Floats) -> tup
 
 
 def _multinomial(h: Floats, x: npt.NDArray[np.int64], log_prior: Floats, shrinkage: float, start: Floats) -> Floats:
+    from scipy.optimize import minimize  # slow to import
+
     hot = np.eye(log_prior.shape[1])[x]
 
     def loss(a: Floats) -> tuple[float, Floats]:

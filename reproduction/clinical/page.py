@@ -18,8 +18,9 @@ NAMES = {"cdisc": "CDISC pilot", "pbc": "PBC"}
 SCORES = {"rmse": "RMSE", "crps": "CRPS", "coverage90": "coverage of 90%", "width90": "width"}
 OF_COVARIATES = {
     "varying_accuracy": "accuracy", "varying_balanced": "balanced accuracy", "varying_brier": "Brier score",
-    "rmse": "RMSE of age", "crps": "CRPS of age",
+    "rmse": "RMSE of age", "crps": "CRPS of age", "coverage90": "coverage of age's 90%",
 }  # fmt: skip
+INTERVALS = ("coverage90", "width90")  # of which neither more nor less is better
 BETTER_HIGH = ("varying_accuracy", "varying_balanced", "balanced")
 FEW = 10  # entries of the rarest level, over all seeds, below which a column says nothing
 
@@ -31,7 +32,7 @@ def page(lines: Iterable[dict[str, Any]], peers: Sequence[str], methods: Sequenc
     found = found.sort_values(["dataset", "task", "missing"], key=lambda c: c.map(place).fillna(c), kind="stable")
     of_x = found["task"] == "covariates"
     before, after = PROSE.read_text(encoding="utf-8").split(HERE)
-    tables = [in_short(found[~of_x], peers, {score: SCORES[score] for score in ("rmse", "crps")})]
+    tables = [in_short(found[~of_x], peers, SCORES)]
     if of_x.any():
         tables += ["\n", in_short(found[of_x], peers, OF_COVARIATES)]
     tables += sections(found, methods)
@@ -42,7 +43,7 @@ def page(lines: Iterable[dict[str, Any]], peers: Sequence[str], methods: Sequenc
 
 def in_short(found: pd.DataFrame, peers: Sequence[str], scores: Mapping[str, str]) -> str:
     """What lacova has less or more than the best peer, seed by seed, question by question."""
-    rows = []
+    rows, scores = [], {score: name for score, name in scores.items() if score not in INTERVALS}
     for (data, task, missing), here in found.groupby(["dataset", "task", "missing"], sort=False):
         row = [NAMES[data], task, percent(missing)]
         for score in scores:

@@ -20,9 +20,8 @@ from lacova.covariates.law import Belief
 from lacova.covariates.prior import CovariatePrior
 from lacova.covariates.space import CovariateSpace
 from lacova.measurements import MeasurementSpace
+from lacova.scales import Floats
 from lacova.table import Table
-
-Floats = npt.NDArray[np.float64]
 
 KAPPA = 0.5  # visits at what is usual that an average starts with
 FEWEST = 20  # patients that show a column, for anything to be read of it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import numpy as np
@@ -122,6 +123,55 @@ def test_what_cannot_be_captured_is_done_batch_by_batch(monkeypatch, caplog):
     assert "taken one by one: operation not permitted" in caplog.text
     for name, value in weights[0].items():
         torch.testing.assert_close(weights[1][name], value, rtol=0, atol=0)
+
+
+def step_of(vae, options, rows, capture):
+    return Step(vae, replace(options, capture=capture), rows.units, rows.length, rows.device)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_recording_that_fails_leaves_nothing_behind(caplog):
+    """A step that makes the host wait cannot be recorded; taken one by one, it is that of who never meant to."""
+    weights = []
+    for capture in (False, True):
+        vae, options, rows = lesson_of("patients", None, "cuda")
+        step = step_of(vae, options, rows, capture)
+        if capture:
+            step._run.run = lambda lesson, weight, step=step: step._take(lesson, weight) * torch.ones(1).cuda().item()
+        for number, lesson in enumerate(rows.epoch(vae, 0)):
+            step(lesson, number, 1.0)
+        weights.append({name: value.clone() for name, value in vae.state_dict().items()})
+    assert "taken one by one" in caplog.text
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_another_models_graph_is_not_collected_while_one_is_recorded(caplog):
+    """It stands in cycles, which Python may collect at any time: here, in the middle of the recording."""
+
+    def collects(step):
+        def run(lesson, weight):
+            if torch.cuda.is_current_stream_capturing() and gc.isenabled():
+                gc.collect()
+            return step._take(lesson, weight)
+
+        return run
+
+    usual = gc.get_threshold()
+    gc.set_threshold(0)  # not by itself
+    try:
+        for _ in range(2):
+            vae, options, rows = lesson_of("rows", None, "cuda")
+            step = step_of(vae, options, rows, True)
+            step._run.run = collects(step)
+            step(next(iter(rows.epoch(vae, 0))), 0, 1.0)
+            assert step._run._graphs
+            del step
+        assert gc.isenabled()
+    finally:
+        gc.set_threshold(*usual)
+    assert "taken one by one" not in caplog.text
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -6,10 +6,12 @@ pairs that count for nothing; a batch that does not fit makes larger buffers and
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
@@ -70,6 +72,7 @@ class Captured:
         except RuntimeError as error:
             self._eager = True
             log.warning("steps cannot be captured and are taken one by one: %s", str(error).split("\n")[0])
+            _forget(self.generator)
             if self.give_up is not None:
                 self.give_up()
         else:
@@ -103,7 +106,7 @@ class _Graph:
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(generator)
-        with torch.cuda.graph(self.graph):
+        with _undisturbed(), torch.cuda.graph(self.graph):
             self.output = run(_map(self.lesson, _same), self.weight)
 
     def replay(self, lesson: Lesson | Ticket, weight: float) -> Tensor:
@@ -117,6 +120,25 @@ class _Graph:
             self.weight.fill_(weight)
         self.graph.replay()
         return self.output
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No garbage collection meanwhile: a graph of another model, should it be collected, would spoil the recording."""
+    gc.collect()
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _forget(generator: torch.Generator) -> None:
+    """That a recording was under way: outside of one, a generator that takes part in it gives no numbers."""
+    if generator.device.type == "cuda":
+        generator.graphsafe_set_state(torch.Generator(generator.device).graphsafe_get_state())
 
 
 def padded(lesson: Lesson | Ticket, sizes: dict[str, int], units: int) -> Lesson | Ticket:

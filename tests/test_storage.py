@@ -153,6 +153,13 @@ def test_the_same_in_another_process(saved):
     assert done.stdout.splitlines() == [saved[name].answers for name in names]
 
 
+def test_a_small_model_is_loaded_without_the_compiler(saved):
+    """Which takes ten times as long as the rest, at the start of every command."""
+    program = "import sys, lacova; lacova.load(sys.argv[1]); print('torch._dynamo' in sys.modules)"
+    arguments = [sys.executable, "-c", program, str(saved["gp"].path)]
+    assert subprocess.run(arguments, capture_output=True, text=True, check=True).stdout == "False\n"
+
+
 @pytest.mark.parametrize("name", ["knn", "iterative"])
 def test_an_imputer_fitted_again_fills_the_same(saved, name):
     model, path, _ = saved[name]
@@ -405,6 +412,8 @@ def test_tensors_that_do_not_fit_are_refused(saved, tmp_path, name, tensor, chan
         (["settings", "latent_dim"], 10**30),
         (["settings", "networks"], {"map": [["kind", "Dense"], ["encoder", [2**30, 2**30]], ["decoder", [4]]]}),
         (["sizes", "inducing"], 2**30),
+        (["sizes", "inducing"], 513),
+        (["levels", "map", 0, 1], [f"level {k}" for k in range(513)]),
         (["sizes", "mixture"], 2**30),
     ],
 )

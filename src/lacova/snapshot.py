@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, fields
 from functools import partial
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -34,6 +35,7 @@ LABEL = str | int | float | pd.Timestamp  # a bool is an int
 SCALES = ("y_shift", "y_scale", "x_shift", "x_scale")
 NETWORKS: dict[str, type[Dense] | type[Conv]] = {"Dense": Dense, "Conv": Conv}
 MAX_SIZE, MAX_LAYERS, MAX_KERNELS = 2**31, 1_000, 5_000
+SMALL = 512  # of all sizes: no tensor then has more than the cube of it
 # A formula as a model prints it: a sum of products of calls. Brackets and operators that multiply terms out, with which
 # a short line can ask for 2^40 terms, are not in it.
 CALL = r"\w+\((?:`[^`]+`|[^`()])*\)"
@@ -113,7 +115,8 @@ def put_together(document: Mapping[str, Any], tensors: Mapping[str, Tensor], cla
     FactorisedPrior.blank(codec.space).override(codec, model.covariate_prior)  # refuses knowledge that makes no sense
     model._options = FitOptions(**_known(document, "options", [field.name for field in fields(FitOptions)]))
     sizes = {name: _whole(n, 0) for name, n in document["sizes"].items()}
-    model._vae = _read_into(partial(model._blank, codec, sizes), parts)
+    claims = *_numbers(document["settings"]), *sizes.values(), *map(len, (schema.columns, *codec.levels.values()))
+    model._vae = _read_into(partial(model._blank, codec, sizes), parts, max(claims) <= SMALL)
     model._fill = _fill(model.covariates, codec, parts) if model.covariates in FILLS else None
     model._trained = frozenset(_labels(unpack(document["trained"])))
     if "trained" in parts.left:  # of a stream, whose labels are not kept
@@ -267,13 +270,28 @@ def _sizes(vae: ConditionalVAE) -> dict[str, int]:
     return sizes
 
 
-def _read_into(build: Callable[[], ConditionalVAE], parts: _Tensors) -> ConditionalVAE:
-    """Build the networks, for real only once their shapes, found without memory, are known to be those of the file."""
+def _numbers(packed: Any) -> Iterator[float]:
+    """All of a document, however deep."""
+    if isinstance(packed, dict | list):
+        for part in packed.values() if isinstance(packed, dict) else packed:
+            yield from _numbers(part)
+    elif isinstance(packed, int | float):
+        yield packed
+
+
+def _read_into(build: Callable[[], ConditionalVAE], parts: _Tensors, small: bool) -> ConditionalVAE:
+    """Build the networks and read their weights, whose shapes must be those of the file.
+
+    What may be large is built for real only once this is known of shapes found without memory. That loads torch's
+    compiler, which takes longer than all the rest.
+    """
     with torch.random.fork_rng(devices=[]):
-        with torch.device("meta"):
-            expected = build().state_dict()
+        with nullcontext() if small else torch.device("meta"):
+            vae = build()
+        expected = vae.state_dict()
         weights = {name: parts.take(f"vae.{name}", value.dtype, *value.shape) for name, value in expected.items()}
-        vae = build()
+        if not small:
+            vae = build()
     vae.load_state_dict(weights)  # copies, so that memory is laid out as in a model that was just fitted
     return vae.eval()
 

@@ -14,7 +14,7 @@ from sklearn.experimental import enable_iterative_imputer  # noqa: F401  # sciki
 from sklearn.impute import IterativeImputer, KNNImputer
 from sklearn.linear_model import BayesianRidge
 
-from reproduction.clinical.tasks import Floats, Task
+from reproduction.clinical.tasks import OF_Y, Floats, Task, coded
 
 DRAWS = 100
 
@@ -68,7 +68,7 @@ def by_forest(task: Task, seed: int) -> Floats:
 def by_trees(task: Task, seed: int) -> Floats:
     """Boosted trees per column, with the patient's other visits as features; spread from validation residuals."""
     rng = np.random.default_rng(seed)
-    if task.kind == "covariates":
+    if task.kind not in OF_Y:
         return np.stack([_covariate_by_trees(task, name, rng) for name in task.names], axis=-1)
     draws = np.empty((DRAWS, *task.truth.shape))
     for d, name in enumerate(task.measurements):
@@ -213,11 +213,12 @@ def _covariate_by_trees(task: Task, name: str, rng: np.random.Generator) -> Floa
     answer in training, and never in test.
     """
     fixed, instance, levels = name in task.schema.static, task.schema.instance, task.levels.get(name)
+    others = [other for other in task.covariates if other != name]
 
     def rows(frame: pd.DataFrame) -> tuple[Floats, Floats, Floats]:
         value, patient = task.coded(frame)[name], frame[instance]
         day = frame[task.schema.time].astype(float)
-        x = pd.concat([task.coded(frame).drop(columns=name), day, frame[task.measurements].astype(float)], axis=1)
+        x = pd.concat([coded(frame, others, task.levels), day, frame[task.measurements].astype(float)], axis=1)
         if not fixed:
             x = x.assign(**_beside(value, day, patient.to_numpy()))
         visits = patient.groupby(patient).transform("size")

@@ -25,7 +25,7 @@ import numpy as np
 from reproduction import results
 from reproduction.clinical.page import PAGE, page
 from reproduction.clinical.peers import DRAWS, PEERS
-from reproduction.clinical.tasks import TABLES, TASKS, Floats, Task, scores, task
+from reproduction.clinical.tasks import OF_Y, TABLES, TASKS, Floats, Task, scores, task
 from reproduction.pool import work
 
 RESULTS = Path(__file__).with_name("results.jsonl")
@@ -43,7 +43,7 @@ METHODS = (*PEERS, *OURS, PRIOR)
 
 def answers(method: str, kind: str) -> bool:
     """Whether the method has an answer to that kind of question."""
-    of_x = kind == "covariates"
+    of_x = kind not in OF_Y
     return not (method == "mixed model" and of_x) and not (method == PRIOR and not of_x)
 
 
@@ -57,7 +57,7 @@ def by_lacova(
     model.fit(asked[0].train, asked[0].validation, seed=seed, device=device, progress=False, **fit)
     for each in asked:
         names, future = each.measurements, each.future
-        if each.kind in ("impute", "covariates"):
+        if each.kind not in ("predict", "forecast"):
             drawn = each.coded(model.impute(each.test, draws=DRAWS, seed=seed))
             yield drawn.to_numpy().reshape(DRAWS, len(each.test), -1)
         else:
@@ -128,7 +128,7 @@ def run(options: argparse.Namespace) -> int:
         results.append(options.results, found)
         for line in found:
             told = ", ".join(
-                f"{score} {line[score]}" for score in ("rmse", "crps", "varying_accuracy") if score in line
+                f"{score} {line[score]}" for score in ("rmse", "crps", "varying_accuracy", "accuracy") if score in line
             )
             told = f"{told} ({line['seconds']} s)"
             print(f"{name}, {line['task']}: {told}", flush=True)

@@ -1,5 +1,5 @@
 """What is asked of the methods, about unseen patients: measurements, imputed, predicted from covariates or forecast,
-and missing covariates."""
+missing covariates, and age or sex of every patient."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from reproduction.clinical.tables import cdisc, pbc
 
 Floats = npt.NDArray[np.float64]
 TABLES = {"cdisc": cdisc, "pbc": pbc}
-TASKS = ("impute", "covariates", "predict", "forecast")
+TASKS = ("impute", "covariates", "predict", "forecast", "age", "sex")
+OF_Y = ("impute", "predict", "forecast")
 SHARES = {"train": 0.70, "validation": 0.15, "test": 0.15}  # of the patients
 
 
@@ -33,7 +34,7 @@ class Task:
         train, validation: visits with gaps in X and Y.
         test: visits of other patients, sorted by patient and day, with gaps; NaN where an answer is wanted.
         names: the columns that are asked for: measurements, or covariates.
-        levels: of those that are categories, which are told by the places of their levels here.
+        levels: of the covariates that are categories, which are told by the places of their levels here.
         wanted: the entries of these columns (N×D) that are asked for and known; of what does not change with visits,
             in a patient's first visit.
         truth: these columns at the test visits (N×D).
@@ -60,9 +61,18 @@ class Task:
         return coded(frame, self.names, self.levels)
 
     @property
+    def covariates(self) -> list[str]:
+        """Those that have gaps: all but the day."""
+        return losing(self.schema)
+
+    @property
     def future(self) -> npt.NDArray[np.bool_]:
         """Test visits of which no measurement is given (N,)."""
         return np.asarray(self.test[self.measurements].isna().all(axis=1))
+
+
+def losing(schema: Schema) -> list[str]:
+    return [column for column in schema.covariates if column != schema.time]
 
 
 def coded(frame: pd.DataFrame, names: list[str], levels: dict[str, list[Any]]) -> pd.DataFrame:
@@ -83,35 +93,33 @@ def task(kind: str, name: str, missing: float, seed: int, folder: Path) -> Task:
     """A share of X and Y is missing everywhere, but for the day.
 
     Asked for are: what is missing of Y ("impute"), or of X ("covariates"); all of Y, given X alone ("predict"); Y of
-    the second half of each patient's visits, given the first half, and X of both ("forecast").
+    the second half of each patient's visits, given the first half, and X of both ("forecast"); one covariate that does
+    not change with visits, of every patient, given what there is of the rest (by its name: "age" or "sex").
     """
     rows, schema = table(name, folder)
-    y = list(schema.measurements)
+    x, y = losing(schema), list(schema.measurements)
     patients = np.random.default_rng(seed).permutation(rows[schema.instance].unique())
     ends = np.round(np.cumsum(list(SHARES.values())) * len(patients)).astype(int)
     complete = {
         part: rows[rows[schema.instance].isin(group)].reset_index(drop=True)
         for part, group in zip(SHARES, np.split(patients, ends[:-1]), strict=True)
     }
-    losing = [column for column in schema.covariates if column != schema.time] + y
     masked = {
         part: mask_at_random(
-            frame, losing, missing, 1000 * seed + k, instance=schema.instance, static=list(schema.static)
+            frame, x + y, missing, 1000 * seed + k, instance=schema.instance, static=list(schema.static)
         )
         for k, (part, frame) in enumerate(complete.items())
     }  # fmt: skip
-    names, levels = y, dict[str, list[Any]]()
-    if kind == "covariates":
-        names = [column for column in losing if column not in y]
-        levels = {
-            q: sorted(rows[q].dropna().unique(), key=str) for q in names if schema.covariates[q] == "categorical"
-        }  # fmt: skip
+    names = y if kind in OF_Y else x if kind == "covariates" else [kind]
+    levels = {q: sorted(rows[q].dropna().unique(), key=str) for q in x if schema.covariates[q] == "categorical"}
     truth, trained = (coded(complete[part], names, levels) for part in ("test", "train"))
     test, known = masked["test"], truth.notna().to_numpy()
-    if kind in ("impute", "covariates"):
+    if kind not in ("predict", "forecast"):
+        if kind not in ("impute", "covariates"):
+            test = test.assign(**{kind: test[kind].mask(test[kind].notna())})
         wanted = test[names].isna().to_numpy()
         once = test[schema.instance].duplicated().to_numpy()[:, None] & np.isin(names, list(schema.static))
-        wanted &= ~once
+        wanted = wanted & ~once
     else:
         wanted = np.ones(known.shape, dtype=bool)
         if kind == "forecast":

@@ -346,7 +346,7 @@ class Model(Answering, ABC):
             prior=latent, covariate_prior=prior,
             covariate_posterior=AmortisedPosterior(
                 codec.space, seen, marginal, "given" if isinstance(prior, LongitudinalPrior) else "marginal",
-                reading=Reading(codec.space, codec.measurements) if read else None,
+                reading=Reading(codec.space, codec.measurements, self._time(codec)) if read else None,
             ),
             likelihood=likelihood, intercepts=intercepts, missingness=missingness, networks=self._networks(codec),
         )  # fmt: skip

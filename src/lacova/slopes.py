@@ -60,9 +60,8 @@ class Slopes(nn.Module):
     def __init__(self, space: CovariateSpace, names: Sequence[str], sd: Tensor) -> None:
         super().__init__()
         self.space, self.names = space, tuple(names)
-        columns = space.continuous + [q for q in space.categorical for _ in range(space.levels[q])]  # of each feature
-        chosen = [k for k, q in enumerate(columns) if space.names[q] in names]
-        owner = [self.names.index(space.names[columns[k]]) for k in chosen]
+        chosen = [k for k, q in enumerate(space.owners) if space.names[q] in names]
+        owner = [self.names.index(space.names[space.owners[k]]) for k in chosen]
         self.register_buffer("chosen", torch.tensor(chosen), persistent=False)
         self.register_buffer("owner", torch.tensor(owner), persistent=False)
         member = (self.owner[:, None] == torch.arange(len(names))).to(sd.dtype)  # K×Q: which features are whose

@@ -166,14 +166,14 @@ def mixed_batch():
         [torch.randn(6, generator=g), torch.randint(3, (6,), generator=g), torch.randint(9, (6,), generator=g)], 1
     )
     mask = torch.rand(6, 3, generator=g) > 0.3
-    mask[5] = torch.tensor([True, False, False])
+    mask[1], mask[5] = torch.tensor([[False, False, False], [True, False, False]])
     b = replace(b, y=y.double() * mask, y_mask=mask)
     return replace(b, given=RowPrior(cases.belief(b), b.x.new_zeros(6)))
 
 
 def talkative(measurements=MIXED):
     g = torch.Generator().manual_seed(2)
-    read = Reading(SPACE, measurements).double()
+    read = Reading(SPACE, measurements, time=0).double()
     for name in ("centre", "spread", "weight", "bias", "precision", "looked"):
         buffer = getattr(read, name)
         buffer.copy_(torch.rand(buffer.shape, generator=g, dtype=torch.double) + 0.1)
@@ -187,6 +187,9 @@ def test_beliefs_are_the_prior_times_what_averages_say():
     for rows in ([0, 1], [2, 3, 4], [5]):
         seen = [[r for r in rows if b.y_mask[r, d]] for d in (0, 2, 1, 1, 1)]
         values = [b.y[:, 0], b.y[:, 2].log1p(), *((b.y[:, 1] == level).double() for level in range(3))]
+        for q, levels in ((4, [None]), (1, range(3)), (2, range(2)), (3, range(2))):  # all but the time
+            seen += [[r for r in rows if b.x_mask[r, q] and b.y_mask[r].any()]] * len(levels)
+            values += [b.x[:, q] if level is None else (b.x[:, q] == level).double() for level in levels]
         parts = [((v - read.centre[f]) / read.spread[f]).clamp(-3.0, 3.0) for f, v in enumerate(values)]
         h = [sum(v[r] for r in seen[f]) / (len(seen[f]) + 0.5) for f, v in enumerate(parts)]
         most = max(most, *(v[r].abs().item() for f, v in enumerate(parts) for r in seen[f]))
@@ -248,20 +251,26 @@ def learnt(table, schema):
     codec = Codec.learn(schema, table)
     rows = codec.encode(table)
     prior = LongitudinalPrior.learn(codec.space, rows, 0, 0)
-    read = Reading(codec.space, codec.measurements)
+    read = Reading(codec.space, codec.measurements, codec.space.names.index("day"))
     read.learn(rows, prior, 0)
     return codec, rows, prior, read
 
 
 def test_what_is_learnt_holds_for_patients_who_were_not_there():
     table, _, schema = cohort(200)
+    table.loc[table.index % 9 == 0, list(schema.measurements)] = np.nan
     codec, rows, prior, read = learnt(table, schema)
     seen = [rows.y[rows.y_mask[:, d], d] for d in range(8)]
+    beside = rows.x_mask & rows.y_mask.any(1, keepdim=True)
+    seen += [rows.x[beside[:, 2], 2], *((rows.x[beside[:, 1], 1] == level).float() for level in range(2))]
     assert_close(read.centre, torch.stack([one.mean() for one in seen]))
     assert_close(read.spread, torch.stack([one.std(correction=0) for one in seen]))
     everyone = Batches(rows).batch(torch.arange(200))
-    count = torch.zeros(200, 8).index_add(0, everyone.patient, everyone.y_mask.float())
+    there = torch.cat([everyone.y_mask, beside[:, [2, 1, 1]]], 1).float()
+    count = torch.zeros(200, 11).index_add(0, everyone.patient, there)
     assert_close((count / (count + 0.5)).mean(0) @ read.weight**2, read.looked)
+    assert read.weight[8, 0] == 0.0  # age says nothing of itself, nor does sex
+    assert read.weight[9:, 1:].abs().max() == 0.0
 
     new, truth, _ = cohort(300, seed=1)
     new = codec.encode(new.assign(age=np.nan))
@@ -276,6 +285,30 @@ def test_what_is_learnt_holds_for_patients_who_were_not_there():
     assert explained > 0.5  # of two thirds: two levels of variance 1 beside the age, and little noise
 
 
+def test_covariates_that_change_tell_what_the_law_of_visits_leaves_out():
+    """Who drinks at more visits is older: the law of covariates, which is one of visits, takes the visits' average."""
+    rng = np.random.default_rng(0)
+
+    def study(patients):
+        who, age = np.repeat(np.arange(patients), 6), rng.normal(50, 10, patients)
+        frame = pd.DataFrame({"id": who, "day": np.tile(np.arange(6.0), patients), "age": age[who]})
+        frame["drinks"] = np.where(rng.random(len(who)) < 1.0 / (1.0 + np.exp((50 - age[who]) / 5)), "yes", "no")
+        return frame.assign(lab=rng.normal(size=len(who)))
+
+    kinds = {"day": "continuous", "age": "continuous", "drinks": "categorical"}
+    schema = lacova.Schema(["lab"], kinds, instance="id", time="day", static=["age"])
+    table, truth = study(300), study(300)
+    codec, _, prior, read = learnt(table, schema)
+    new = codec.encode(truth.assign(age=np.nan))
+    batch = Batches(replace(new, given=prior.prepare(new))).batch(torch.arange(300))
+    x = codec.encode(truth).x[batch.first, 1]
+    after = read(batch.given.belief, batch)
+    off = [(x - belief.mean[batch.first, 1]).square().mean() for belief in (batch.given.belief, after)]
+    assert off[1] < 0.85 * off[0], off
+    inside = (x - after.mean[batch.first, 1]).abs() < 1.645 * after.var[batch.first, 1].sqrt()
+    assert 0.85 < inside.double().mean() < 0.95
+
+
 def test_units_do_not_matter():
     table, _, schema = cohort()
     table["lab3"] = 1e5 * table["lab3"] + 7e5
@@ -285,7 +318,7 @@ def test_units_do_not_matter():
         codec = Codec.learn(schema, table, scaling)
         rows = codec.encode(table, dtype=torch.float64)
         prior = LongitudinalPrior.learn(codec.space, rows, 0, 0)
-        read = Reading(codec.space, codec.measurements).double()
+        read = Reading(codec.space, codec.measurements, 0).double()
         read.learn(rows, prior, 0)
         batch = Batches(replace(rows, given=prior.prepare(rows))).batch(torch.arange(120))
         found.append(read(batch.given.belief, batch))
@@ -295,7 +328,7 @@ def test_units_do_not_matter():
 
 def test_patients_who_do_not_show_a_column_are_not_learnt_from():
     codec, rows, prior, one = learnt(*cohort()[::2])
-    two = Reading(codec.space, codec.measurements)
+    two = Reading(codec.space, codec.measurements, 0)
     two.learn(replace(rows, x=torch.where(rows.x_mask, rows.x, 7.0)), prior, 0)
     for name, buffer in one.named_buffers():
         assert_close(buffer, getattr(two, name))

@@ -1,4 +1,4 @@
-"""What patients' measurements say of covariates that do not change with visits: a regression, learnt before training.
+"""What patients' averages say of covariates that do not change with visits: a regression, learnt before training.
 
 Where patients have levels of their own, these explain how patients differ, and the bound has no use left for sex or
 age: it draws q(x_u) of such columns to the prior. Networks that recall them instead know the few dozen or hundred
@@ -28,6 +28,7 @@ FEWEST = 20  # patients that show a column, for anything to be read of it
 MOST = 2000  # patients that are looked at
 DIRECTIONS = 200  # principal ones of averages, at most
 BEYOND = 3.0  # standard deviations that a value counts, at most
+BESIDE = 0.3  # of a measurement that another covariate counts, for the prior has spoken of it
 FOLDS = 5
 PATIENCE = 2  # further settings that may be worse than the best
 # Grids: of a number's precision in units of the prior's, and of shrinkage in units of averages' square.
@@ -41,14 +42,17 @@ class Reading(nn.Module):
     """q(x | y_o, x_o) ∝ p(x | x_o) · exp(x·(aᵀh + ωb) − ½ωJx²) of a number, p(x | x_o) · exp(a_xᵀh + ωb_x) of a level.
 
     h has Σ_i y_i/(n + ½) of each measurement (of each level, where there are levels) over the n visits at which the
-    patient has it, with y in standard deviations from what is usual, 3 at most. a is shrunk: by ridge regression, with
-    the shrinkage and J of the best leave-one-out density, and by multinomial regression, with that of the best
-    cross-validated likelihood. ω says how much the patient has of what a looks at, Σ a²n/(n + ½), where 1 is what
-    patients in training have on average: who has no measurements has the prior.
+    patient has it, with y in standard deviations from what is usual, 3 at most; and the same of the other covariates
+    at visits with measurements, the time aside: when a patient is seen, and how long, is not what it is like. a is
+    shrunk, that of covariates more: by ridge regression, with the shrinkage and J of the best leave-one-out density,
+    and by multinomial regression, with that of the best cross-validated likelihood. ω says how much the patient has of
+    what a looks at, Σ a²n/(n + ½), where 1 is what patients in training have on average: who has no measurements has
+    the prior.
 
     Args:
         space: layout of X.
         measurements: layout of Y.
+        time: index of the time column in X, if there is one.
     """
 
     centre: Tensor
@@ -57,19 +61,24 @@ class Reading(nn.Module):
     bias: Tensor
     precision: Tensor
     looked: Tensor
-    owner: Tensor
+    of_y: Tensor
+    of_x: Tensor
+    at: Tensor
 
-    def __init__(self, space: CovariateSpace, measurements: MeasurementSpace) -> None:
+    def __init__(self, space: CovariateSpace, measurements: MeasurementSpace, time: int | None = None) -> None:
         super().__init__()
         self.space, self.measurements = space, measurements
         self.numbers = [q for q in space.continuous if space.static[q]]
         self.categories = [q for q in space.categorical if space.static[q]]
-        owner = torch.tensor(measurements.owners)
-        self.register_buffer("owner", owner, persistent=False)
+        others = [(at, q) for at, q in enumerate(space.owners) if q != time]
+        self.register_buffer("of_y", torch.tensor(measurements.owners), persistent=False)
+        self.register_buffer("of_x", torch.tensor([q for _, q in others], dtype=torch.long), persistent=False)
+        self.register_buffer("at", torch.tensor([at for at, _ in others], dtype=torch.long), persistent=False)
+        width = len(self.of_y) + len(self.of_x)
         outputs = len(self.numbers) + sum(space.levels[q] for q in self.categories)
-        self.register_buffer("centre", torch.zeros(len(owner)))
-        self.register_buffer("spread", torch.ones(len(owner)))
-        self.register_buffer("weight", torch.zeros(len(owner), outputs))  # a
+        self.register_buffer("centre", torch.zeros(width))
+        self.register_buffer("spread", torch.ones(width))
+        self.register_buffer("weight", torch.zeros(width, outputs))  # a
         self.register_buffer("bias", torch.zeros(outputs))
         self.register_buffer("precision", torch.zeros(len(self.numbers)))  # J
         self.register_buffer("looked", torch.ones(outputs))  # what 1 is for ω
@@ -81,12 +90,11 @@ class Reading(nn.Module):
         some = Table(shown.y, shown.y_mask, shown.x, shown.x_mask, shown.patient, tuple(patients.tolist()))
         values, seen = self._features(shown)
         count = seen.sum(0).clamp_min(1.0)
-        self.centre.copy_(values.sum(0) / count)
+        self.centre.copy_((values * seen).sum(0) / count)
         spread = (((values - self.centre) * seen).square().sum(0) / count).sqrt()
         self.spread.copy_(torch.where(spread > 0.0, spread, 1.0))
         averages, share = self._averages(shown)
-        apart = averages.double().numpy()
-        at = 0
+        apart, at = averages.double().numpy(), 0
         for q in (*self.numbers, *self.categories):
             own = slice(at, at := at + max(self.space.levels[q], 1))
             known = shown.x_mask[shown.first, q]
@@ -95,7 +103,8 @@ class Reading(nn.Module):
             first = shown.first[known]
             hidden = replace(some, x_mask=some.x_mask.index_fill(1, torch.tensor(q), False))
             told = prior.prepare(hidden).belief.take(first)
-            h, turn = _directions(apart[known.numpy()])
+            counts = np.r_[np.ones(len(self.of_y)), np.where(self.of_x.numpy() == q, 0.0, BESIDE)]
+            h, turn = _directions(apart[known.numpy()] * counts)
             x = shown.x[first, q]
             if q in self.numbers:
                 a, b, precision = read_number(h, *(v.double().numpy() for v in (x, told.mean[:, q], told.var[:, q])))
@@ -103,7 +112,7 @@ class Reading(nn.Module):
             else:
                 log_prob = told.log_prob[:, q, : self.space.levels[q]]
                 a, b = read_category(h, x.long().numpy(), log_prob.double().numpy())
-            self.weight[:, own] = torch.as_tensor(turn @ a, dtype=self.weight.dtype)
+            self.weight[:, own] = torch.as_tensor(counts[:, None] * (turn @ a), dtype=self.weight.dtype)
             self.bias[own] = torch.as_tensor(b, dtype=self.bias.dtype)
             looked = share.mean(0) @ self.weight[:, own].square()
             self.looked[own] = torch.where(looked > 0.0, looked, 1.0)
@@ -128,21 +137,19 @@ class Reading(nn.Module):
 
     def _averages(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """h of each patient (P̂×F), and n/(n + ½)."""
-        values, seen = self._measured(batch)
+        values, seen = self._features(batch)
+        values = ((values - self.centre) / self.spread).clamp(-BEYOND, BEYOND) * seen  # in standard deviations
         size = (batch.patients, values.shape[1])
         total, count = (part.new_zeros(size).index_add(0, batch.patient, part) for part in (values, seen))
         return total / (count + KAPPA), count / (count + KAPPA)
 
-    def _measured(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Each feature (N̂×F) in standard deviations, 0 where it is missing, and whether it is there."""
-        values, seen = self._features(batch)
-        return ((values - self.centre) / self.spread).clamp(-BEYOND, BEYOND) * seen, seen
-
     def _features(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The same as networks see it."""
+        """Measurements and covariates (N̂×F) as networks see them, and whether they count."""
         features = self.measurements.features(batch.y, batch.y_mask)
-        values, seen = features.split([len(self.owner), len(self.measurements)], dim=1)
-        return values, seen[:, self.owner]
+        values, seen = features.split([len(self.of_y), len(self.measurements)], dim=1)
+        x = self.space.values(batch.x, batch.x_mask)[:, self.at]
+        beside = batch.x_mask[:, self.of_x] & batch.y_mask.any(1, keepdim=True)
+        return torch.cat([values, x], 1), torch.cat([seen[:, self.of_y], beside.to(x.dtype)], 1)
 
 
 def read_number(h: Floats, x: Floats, mean: Floats, var: Floats) -> tuple[Floats, Floats, float]:

@@ -52,7 +52,12 @@ class CovariateSpace:
     @property
     def width(self) -> int:
         """Number of value features: one per continuous column, one per level of a categorical one."""
-        return len(self.continuous) + sum(self.levels)
+        return len(self.owners)
+
+    @cached_property
+    def owners(self) -> list[int]:
+        """The column of each value feature."""
+        return self.continuous + [q for q in self.categorical for _ in range(self.levels[q])]
 
     def values(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Covariates as network inputs (N×width): numbers, then one-hot levels; zero where `mask` is False."""

@@ -136,8 +136,34 @@ def test_lacova_fills_covariates_and_keeps_what_is_known(covariates):
     assert scores(covariates, prior)["varying_accuracy"] > 0.75  # visits before and after say it
 
 
+@pytest.mark.parametrize("name", ["age", "arm"])
+def test_a_covariate_that_does_not_change_is_asked_of_every_patient(covariates, tmp_path, name):
+    asked = tasks.task(name, "made up", 0.3, 0, tmp_path)
+    assert asked.names == [name]
+    assert asked.test[name].isna().all()
+    np.testing.assert_array_equal(asked.wanted[:, 0], ~asked.test["id"].duplicated())
+    for part in ("train", "validation"):
+        pd.testing.assert_frame_equal(getattr(asked, part), getattr(covariates, part))
+    pd.testing.assert_frame_equal(asked.test.drop(columns=name), covariates.test.drop(columns=name))
+    by_trees, by_mean = (scores(asked, peers.PEERS[peer](asked, 0)) for peer in ("boosted trees", "mean"))
+    if name == "age":
+        assert by_trees["rmse"] < 0.5 * by_mean["rmse"]
+    else:
+        assert by_trees["balanced"] > 0.65 > by_mean["balanced"]
+
+
+def test_boosted_trees_see_the_other_covariates_whatever_is_asked(covariates, tmp_path):
+    """Here they alone tell the arm: `age` is its number, and measurements say nothing."""
+    asked = tasks.task("arm", "made up", 0.0, 0, tmp_path)
+    parts = {part: getattr(asked, part) for part in ("train", "validation", "test")}
+    told = {part: rows.assign(alt=0.0, ast=0.0, age=rows["id"] % 3.0) for part, rows in parts.items()}
+    assert scores(asked, peers.PEERS["boosted trees"](replace(asked, **told), 0))["accuracy"] > 0.95
+
+
 def test_methods_are_asked_what_they_can_answer():
     assert not study.answers("mixed model", "covariates")
+    assert not study.answers("mixed model", "age")
+    assert study.answers("prior alone", "sex")
     assert study.answers("mixed model", "forecast")
     assert study.answers("prior alone", "covariates")
     assert not study.answers("prior alone", "impute")
@@ -153,12 +179,16 @@ def test_the_page_sets_lacova_beside_the_best_peer():
         groups = {f"varying_{name}": value for name in ("accuracy", "balanced", "brier")}
         own = {"rmse": value, "crps": value, "coverage90": 0.9, "columns": {"event": told}}
         lines.append(key | {"task": "covariates"} | groups | own)
+        lines.append(key | {"task": "sex", "accuracy": value, "balanced": value, "brier": value})
     text = page(lines, ["knn", "locf"], ["knn", "locf", "lacova"])
     assert (
-        "| PBC | impute | 20% | 0.800 ± 0.000 | +0.300 ± 0.000 (knn) | 0.800 ± 0.000 | +0.300 ± 0.000 (knn) | 90% |"
+        "| PBC | impute | 20% | 2 | 0.800 ± 0.000 | +0.300 ± 0.000 (knn) | 0.800 ± 0.000 | +0.300 ± 0.000 (knn) | 90% |"
         in text
     )
-    assert "| PBC | covariates | 20% | 0.800 ± 0.000 | +0.100 ± 0.000 (locf) |" in text
+    assert "| PBC | covariates | 20% | 2 | 0.800 ± 0.000 | +0.100 ± 0.000 (locf) |" in text
+    beside = ("+0.100 ± 0.000 (locf)", "+0.100 ± 0.000 (locf)", "+0.300 ± 0.000 (knn)")
+    assert f"| PBC | sex | 20% | 2 | {' | '.join(f'0.800 ± 0.000 | {one}' for one in beside)} |\n" in text
+    assert "### PBC: sex\n\n|  | accuracy, 20% | balanced accuracy, 20% | Brier score, 20% |\n" in text
     assert "| PBC | 20% | `event` | 40 | 10 |  | 0.800 ± 0.000 | +0.100 ± 0.000 (locf) |" in text
 
 

@@ -1,6 +1,6 @@
 """Every snippet in the documentation runs as it stands, in Python and in the shell.
 
-Two things differ from a reader's terminal: fits are short, and the recipes for several machines run on this one.
+What differs from a reader's terminal: fits are short, draws few, and recipes for several machines run on this one.
 """
 
 import doctest
@@ -42,7 +42,7 @@ TUTORIAL = ROOT / "docs" / "tutorials" / "clinical.md"  # whose snippets belong 
 SESSIONS = [ROOT / "docs" / "index.md", *(page for page in notebooks.PAGES if page != TUTORIAL)]  # one after another
 SNIPPETS = [
     pytest.param(code, id=f"{path.name}-{k}")
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+    for path in sorted((ROOT / "docs").glob("**/*.md"))
     if path != TUTORIAL and path not in SESSIONS
     for k, code in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), flags=re.S))
 ]
@@ -169,13 +169,14 @@ def test_the_first_example_in_python_and_in_the_shell(tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "README.md").read_text(encoding="utf-8").split("## First example")[1].split("\n## ")[0]
     python, shell = (re.findall(rf"```{kind}\n(.*?)```", text, flags=re.S)[0] for kind in ("python", "sh"))
+    assert (ROOT / "README.md").read_text(encoding="utf-8").count("```python") == 1
     assert len(python.strip().split("\n")) <= 15
     assert len(shell.strip().split("\n")) <= 15
     exec(compile(python, "README", "exec"), {})
     for line in shell.strip().split("\n"):
         command, *words = shlex.split(line, comments=True)
         assert command == "lacova"
-        shorter = {"fit": ["--epochs", "20"], "report": ["--draws", "10"]}.get(words[0], [])
+        shorter = {"fit": ["--epochs", "2"], "report": ["--draws", "10"]}.get(words[0], [])
         assert main(words + shorter) == 0, capsys.readouterr().err
     done = pd.read_csv(tmp_path / "completed.csv")
     assert done.notna().all().all()
@@ -183,13 +184,13 @@ def test_the_first_example_in_python_and_in_the_shell(tmp_path, monkeypatch, cap
     assert len(pd.read_csv(tmp_path / "predicted.csv")) == 200
 
 
-# A fit of two epochs in the place of a long one, and a report of few draws.
+# A fit of two epochs in the place of a long one, and few draws.
 SHELL = f"""
 {outputs.SHELL}
 lacova() {{
   case "$1" in
     fit) command lacova "$@" --epochs 2 ;;
-    report) command lacova "$@" --draws 10 ;;
+    report | score | filter) command lacova "$@" --draws 10 ;;
     *) command lacova "$@" ;;
   esac
 }}

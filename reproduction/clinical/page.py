@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from reproduction.clinical.tasks import TASKS
+from reproduction.clinical.tasks import OF_Y, TASKS
 from reproduction.report import markdown, percent
 
 PAGE = Path(__file__).parents[2] / "docs" / "clinical-study.md"
@@ -20,8 +20,10 @@ OF_COVARIATES = {
     "varying_accuracy": "accuracy", "varying_balanced": "balanced accuracy", "varying_brier": "Brier score",
     "rmse": "RMSE of age", "crps": "CRPS of age", "coverage90": "coverage of age's 90%",
 }  # fmt: skip
+OF_LEVELS = {"accuracy": "accuracy", "balanced": "balanced accuracy", "brier": "Brier score"}
+QUESTIONS = {OF_Y: SCORES, ("covariates",): OF_COVARIATES, ("age",): SCORES, ("sex",): OF_LEVELS}
 INTERVALS = ("coverage90", "width90")  # of which neither more nor less is better
-BETTER_HIGH = ("varying_accuracy", "varying_balanced", "balanced")
+BETTER_HIGH = ("varying_accuracy", "varying_balanced", "accuracy", "balanced")
 FEW = 10  # entries of the rarest level, over all seeds, below which a column says nothing
 
 
@@ -30,28 +32,29 @@ def page(lines: Iterable[dict[str, Any]], peers: Sequence[str], methods: Sequenc
     found = pd.DataFrame(lines)
     place = {name: k for names in (NAMES, TASKS) for k, name in enumerate(names)}
     found = found.sort_values(["dataset", "task", "missing"], key=lambda c: c.map(place).fillna(c), kind="stable")
-    of_x = found["task"] == "covariates"
     before, after = PROSE.read_text(encoding="utf-8").split(HERE)
-    tables = [in_short(found[~of_x], peers, SCORES)]
-    if of_x.any():
-        tables += ["\n", in_short(found[of_x], peers, OF_COVARIATES)]
+    parts = [(found[found["task"].isin(tasks)], scores) for tasks, scores in QUESTIONS.items()]
+    tables = ["\n".join(in_short(part, peers, scores) for part, scores in parts if len(part))]
     tables += sections(found, methods)
-    if of_x.any():
-        tables += ["\n### Missing categories one by one, balanced accuracy\n\n", by_column(found[of_x], peers)]
+    of_x = found[found["task"] == "covariates"]
+    if len(of_x):
+        tables += ["\n### Missing categories one by one, balanced accuracy\n\n", by_column(of_x, peers)]
     return before + "".join(tables) + after
 
 
 def in_short(found: pd.DataFrame, peers: Sequence[str], scores: Mapping[str, str]) -> str:
     """What lacova has less or more than the best peer, seed by seed, question by question."""
-    rows, scores = [], {score: name for score, name in scores.items() if score not in INTERVALS}
+    rows, compared = [], {score: name for score, name in scores.items() if score not in INTERVALS}
     for (data, task, missing), here in found.groupby(["dataset", "task", "missing"], sort=False):
-        row = [NAMES[data], task, percent(missing)]
-        for score in scores:
+        ours = here[here["method"] == "lacova"]
+        row = [NAMES[data], task, percent(missing), str(len(ours))]
+        for score in compared:
             row += beside(here.pivot_table(index="seed", columns="method", values=score), peers, score)
-        ours = here[here["method"] == "lacova"]["coverage90"]
-        rows.append([*row, percent(ours.mean()) if len(ours) else ""])
-    told = [word for name in scores.values() for word in (name, "less the best peer's")]
-    return markdown(["data", "task", "missing", *told, "coverage of 90%"], rows)
+        if "coverage90" in scores:
+            row.append(percent(ours["coverage90"].mean()) if len(ours) else "")
+        rows.append(row)
+    told = [word for name in compared.values() for word in (name, "less the best peer's")]
+    return markdown(["data", "task", "missing", "seeds", *told, *["coverage of 90%"] * ("coverage90" in scores)], rows)
 
 
 def beside(by: pd.DataFrame, peers: Sequence[str], score: str) -> list[str]:
@@ -90,7 +93,7 @@ def by_column(found: pd.DataFrame, peers: Sequence[str]) -> str:
 def sections(found: pd.DataFrame, methods: Sequence[str]) -> Iterable[str]:
     for (data, task), here in found.groupby(["dataset", "task"], sort=False):
         levels = sorted(here["missing"].unique())
-        scores = OF_COVARIATES if task == "covariates" else SCORES
+        scores = next(scores for tasks, scores in QUESTIONS.items() if task in tasks)
         rows = []
         for method in methods:
             mine = here[here["method"] == method]

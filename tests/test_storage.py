@@ -412,7 +412,10 @@ def test_tensors_that_do_not_fit_are_refused(saved, tmp_path, name, tensor, chan
         (["settings", "latent_dim"], 10**30),
         (["settings", "networks"], {"map": [["kind", "Dense"], ["encoder", [2**30, 2**30]], ["decoder", [4]]]}),
         (["sizes", "inducing"], 2**30),
-        (["sizes", "inducing"], 513),
+        (["sizes", "inducing"], 1_500),  # each of these alone is no more than a model may have, but for its square
+        (["sizes", "mixture"], 50_000),
+        (["settings", "latent_dim"], 2_100),
+        (["settings", "networks"], {"map": [["kind", "Dense"], ["encoder", 990 * [512]], ["decoder", [4]]]}),
         (["levels", "map", 0, 1], [f"level {k}" for k in range(513)]),
         (["sizes", "mixture"], 2**30),
     ],

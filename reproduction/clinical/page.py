@@ -59,10 +59,12 @@ def in_short(found: pd.DataFrame, peers: Sequence[str], scores: Mapping[str, str
 
 def beside(by: pd.DataFrame, peers: Sequence[str], score: str) -> list[str]:
     """lacova's score, and its difference to that of the best peer, from seeds by methods."""
-    there = [name for name in peers if name in by]
-    if "lacova" not in by or not there:
+    if "lacova" not in by:
         return ["", ""]
     by = by.dropna(subset=["lacova"])
+    there = [name for name in peers if name in by and by[name].notna().all()]  # the others had other questions
+    if not there:
+        return [mean(by["lacova"]), ""]
     means = by[there].mean()
     best = means.idxmax() if score in BETTER_HIGH else means.idxmin()
     return [mean(by["lacova"]), f"{signed(by['lacova'] - by[best])} ({best})"]

@@ -35,7 +35,7 @@ LABEL = str | int | float | pd.Timestamp  # a bool is an int
 SCALES = ("y_shift", "y_scale", "x_shift", "x_scale")
 NETWORKS: dict[str, type[Dense] | type[Conv]] = {"Dense": Dense, "Conv": Conv}
 MAX_SIZE, MAX_LAYERS, MAX_KERNELS = 2**31, 1_000, 5_000
-SMALL = 512  # of all sizes: no tensor then has more than the cube of it
+SMALL = 2**22  # numbers of a tensor that is made before the file is known to hold it
 # A formula as a model prints it: a sum of products of calls. Brackets and operators that multiply terms out, with which
 # a short line can ask for 2^40 terms, are not in it.
 CALL = r"\w+\((?:`[^`]+`|[^`()])*\)"
@@ -47,6 +47,8 @@ class Storable(Protocol):
     """What is needed of a model to take it apart and to put it together."""
 
     schema: Schema
+    latent_dim: int
+    networks: Dense | Conv
     scaling: Any
     covariates: Any
     covariate_prior: dict[str, object]
@@ -115,8 +117,7 @@ def put_together(document: Mapping[str, Any], tensors: Mapping[str, Tensor], cla
     FactorisedPrior.blank(codec.space).override(codec, model.covariate_prior)  # refuses knowledge that makes no sense
     model._options = FitOptions(**_known(document, "options", [field.name for field in fields(FitOptions)]))
     sizes = {name: _whole(n, 0) for name, n in document["sizes"].items()}
-    claims = *_numbers(document["settings"]), *sizes.values(), *map(len, (schema.columns, *codec.levels.values()))
-    model._vae = _read_into(partial(model._blank, codec, sizes), parts, max(claims) <= SMALL)
+    model._vae = _read_into(partial(model._blank, codec, sizes), parts, _is_small(model, codec, document))
     model._fill = _fill(model.covariates, codec, parts) if model.covariates in FILLS else None
     model._trained = frozenset(_labels(unpack(document["trained"])))
     if "trained" in parts.left:  # of a stream, whose labels are not kept
@@ -268,6 +269,20 @@ def _sizes(vae: ConditionalVAE) -> dict[str, int]:
         elif isinstance(part, InducingPoints):
             sizes["inducing"] = part.shift.shape[1]
     return sizes
+
+
+def _is_small(model: Storable, codec: Codec, document: Mapping[str, Any]) -> bool:
+    """Whether no tensor of the model can be large, by the products of the sizes that the file claims."""
+    levels = [len(values) for values in codec.levels.values()]
+    wide, deep = len(codec.schema.columns) + sum(levels), max(levels, default=1)  # features, levels of a column
+    claims, sizes = list(_numbers(document["settings"])), document["sizes"]
+    largest = (
+        wide * max(wide, deep**2),
+        max(sizes["mixture"], 1) * wide**2,
+        model.latent_dim * sizes["inducing"] ** 2,
+        sum(claims) * (wide + max(claims)),  # all layers
+    )
+    return isinstance(model.networks, Dense) and max(largest) <= SMALL
 
 
 def _numbers(packed: Any) -> Iterator[float]:

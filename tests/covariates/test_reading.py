@@ -271,6 +271,15 @@ def test_what_is_learnt_holds_for_patients_who_were_not_there():
     assert_close((count / (count + 0.5)).mean(0) @ read.weight**2, read.looked)
     assert read.weight[8, 0] == 0.0  # age says nothing of itself, nor does sex
     assert read.weight[9:, 1:].abs().max() == 0.0
+    first = everyone.first[everyone.x_mask[everyone.first, 2]]
+    hidden = prior.prepare(replace(rows, x_mask=rows.x_mask & (torch.arange(3) != 2))).belief.take(first)
+    counts = torch.tensor([1.0] * 8 + [0.0] + [0.3] * 2)  # measurements, age, sex
+    h = read._averages(everyone)[0][everyone.patient[first]] * counts
+    a, _, precision = read_number(
+        *(v.double().numpy() for v in (h, rows.x[first, 2], hidden.mean[:, 2], hidden.var[:, 2]))
+    )
+    assert_close(read.weight[:, 0], counts * torch.as_tensor(a[:, 0]).float(), rtol=1e-3, atol=1e-4)
+    assert read.precision[0].item() == pytest.approx(precision)
 
     new, truth, _ = cohort(300, seed=1)
     new = codec.encode(new.assign(age=np.nan))
@@ -352,6 +361,8 @@ def test_sex_and_age_of_patients_with_levels_are_read_from_their_measurements(co
     model.fit(table, max_epochs=2, progress=False)
     new, truth, _ = cohort(seed=1)
     new["sex"], new["age"] = pd.Series([None] * len(new), dtype=object), np.nan
+    codec, vae = model._fitted()
+    assert {codec.space.names[q] for q in vae.covariate_posterior.reading.of_x} == {"sex", "age"}  # not the day
     found = model.impute(new)
     first = ~new["id"].duplicated()
     assert (found["sex"] == truth["sex"])[first].mean() > 0.85

@@ -28,7 +28,7 @@ FEWEST = 20  # patients that show a column, for anything to be read of it
 MOST = 2000  # patients that are looked at
 DIRECTIONS = 200  # principal ones of averages, at most
 BEYOND = 3.0  # standard deviations that a value counts, at most
-BESIDE = 0.3  # of a measurement that another covariate counts, for the prior has spoken of it
+BESIDE = 0.3  # of a measurement that another covariate counts: the prior may have spoken of it
 FOLDS = 5
 PATIENCE = 2  # further settings that may be worse than the best
 # Grids: of a number's precision in units of the prior's, and of shrinkage in units of averages' square.

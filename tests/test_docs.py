@@ -54,17 +54,22 @@ def test_snippet(code, tmp_path, monkeypatch):
     exec(compile(code, "snippet", "exec"), {})
 
 
+def quick(code: str) -> str:
+    """Short fits, reports of few draws, and loops of the shell twice at most, for a command takes seconds to start."""
+    code = re.sub(r"max_epochs=\d+", "max_epochs=2", code)
+    code = re.sub(r"^(report\.write\(.*?)(?:, draws=\d+)?\)$", r"\1, draws=10)", code, flags=re.M)
+    return re.sub(r"^(for \w+ in \S+ \S+)(?: \S+)+; do$", r"\1; do", code, flags=re.M)
+
+
 @pytest.mark.parametrize("page", SESSIONS, ids=lambda page: page.stem)
 def test_session(page, tmp_path, monkeypatch):
-    """The cells of a notebook, or the blocks of a page, in one namespace; fits are short.
+    """The cells of a notebook, or the blocks of a page, in one namespace; fits are short, draws few.
 
     Commands that a page has in common with the pages on scaling and interruption are run by the tests of those.
     """
     elsewhere = {*shell_of("scaling.md"), *shell_of("interruption.md")}
     monkeypatch.setenv("MPLBACKEND", "agg")
-    played = outputs.play(
-        page, tmp_path, SHELL, lambda code: re.sub(r"max_epochs=\d+", "max_epochs=2", code), elsewhere.__contains__
-    )
+    played = outputs.play(page, tmp_path, SHELL, quick, elsewhere.__contains__)
     run = [block.kind for block, _ in played]
     assert len(run) == len(re.findall(r"^```(?:python|sh)$", page.read_text(encoding="utf-8"), flags=re.M)) > 1
 

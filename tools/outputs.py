@@ -94,7 +94,7 @@ def play(
         page: the page.
         folder: where to run it; made the current folder meanwhile.
         prelude: what bash reads before each block.
-        change: what to make of a block of Python before it is run.
+        change: what to make of a block before it is run.
         skip: which blocks of shell not to run.
     """
     known: dict[str, Any] = {"__name__": "__main__"}
@@ -103,7 +103,7 @@ def play(
             if block.kind == "python":
                 yield block, in_python(change(block.text), known, page.name)
             elif block.kind == "sh":
-                yield block, "" if skip(block.text) else in_bash(block.text, folder, prelude)
+                yield block, "" if skip(block.text) else in_bash(change(block.text), folder, prelude)
             elif block.text.startswith("$ "):
                 commands = [line for line in block.text.splitlines() if line.startswith("$ ")]
                 yield block, "".join(f"{line}\n{in_bash(line[2:], folder, fails=True)}" for line in commands)

@@ -180,10 +180,7 @@ def test_another_models_graph_is_not_collected_while_one_is_recorded(caplog):
 def test_a_captured_step_takes_the_path_of_an_eager_one(make, cap):
     """The same weights after two epochs, the eager step being given the batches in the same buffers."""
     (one, options, rows), (two, _, _) = lesson_of(make, cap, "cuda"), lesson_of(make, cap, "cuda")
-    captured, eager = (
-        Step(vae, replace(options, capture=capture), rows.units, rows.length, rows.device)
-        for vae, capture in ((one, True), (two, False))
-    )
+    captured, eager = (step_of(vae, options, rows, capture) for vae, capture in ((one, True), (two, False)))
     start = {name: value.clone() for name, value in one.state_dict().items()}
     number = 0
     for epoch in (0, 1):

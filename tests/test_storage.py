@@ -15,7 +15,7 @@ import torch
 
 from lacova import CVAE, Conv, Dense, GPPriorVAE, NotFittedError, Schema, StorageError, load
 from lacova.archive import read, write
-from lacova.snapshot import take_apart
+from lacova.snapshot import _is_small, take_apart
 from tests.test_archive import put, seal, split
 
 SMALL = {"latent_dim": 2, "networks": Dense((4,), (4,))}
@@ -425,6 +425,15 @@ def test_absurd_sizes_are_refused_without_memory(small, tmp_path, monkeypatch, p
     monkeypatch.setattr(GPPriorVAE, "_blank", lambda *a: (where.append(torch.empty(0).device.type), real(*a))[1])
     assert attempt(tmp_path / "x", edited(small["gp"], *place, value=value)) is None
     assert where == ["meta"]
+
+
+def test_sizes_are_not_set_off_against_other_numbers(saved):
+    model = saved["gp"].model
+    document, _ = take_apart(model)
+    assert _is_small(model, model._codec, document)
+    for number in (-1e18, float("nan")):
+        document["settings"]["covariate_prior"] = {"map": [["age", [number, 1.0]]]}
+        assert not _is_small(model, model._codec, document)
 
 
 VALUES = [

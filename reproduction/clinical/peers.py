@@ -14,7 +14,7 @@ from sklearn.experimental import enable_iterative_imputer  # noqa: F401  # sciki
 from sklearn.impute import IterativeImputer, KNNImputer
 from sklearn.linear_model import BayesianRidge
 
-from reproduction.clinical.tasks import OF_Y, Floats, Task, coded
+from reproduction.clinical.tasks import OF_Y, Floats, Task, coded, losing
 
 DRAWS = 100
 
@@ -213,7 +213,7 @@ def _covariate_by_trees(task: Task, name: str, rng: np.random.Generator) -> Floa
     answer in training, and never in test.
     """
     fixed, instance, levels = name in task.schema.static, task.schema.instance, task.levels.get(name)
-    others = [other for other in task.covariates if other != name]
+    others = [other for other in losing(task.schema) if other != name]
 
     def rows(frame: pd.DataFrame) -> tuple[Floats, Floats, Floats]:
         value, patient = task.coded(frame)[name], frame[instance]

@@ -61,17 +61,13 @@ class Task:
         return coded(frame, self.names, self.levels)
 
     @property
-    def covariates(self) -> list[str]:
-        """Those that have gaps: all but the day."""
-        return losing(self.schema)
-
-    @property
     def future(self) -> npt.NDArray[np.bool_]:
         """Test visits of which no measurement is given (N,)."""
         return np.asarray(self.test[self.measurements].isna().all(axis=1))
 
 
 def losing(schema: Schema) -> list[str]:
+    """The covariates that have gaps: all but the day."""
     return [column for column in schema.covariates if column != schema.time]
 
 
@@ -114,9 +110,9 @@ def task(kind: str, name: str, missing: float, seed: int, folder: Path) -> Task:
     levels = {q: sorted(rows[q].dropna().unique(), key=str) for q in x if schema.covariates[q] == "categorical"}
     truth, trained = (coded(complete[part], names, levels) for part in ("test", "train"))
     test, known = masked["test"], truth.notna().to_numpy()
+    if kind in x:
+        test = test.assign(**{kind: test[kind].mask(test[kind].notna())})
     if kind not in ("predict", "forecast"):
-        if kind not in ("impute", "covariates"):
-            test = test.assign(**{kind: test[kind].mask(test[kind].notna())})
         wanted = test[names].isna().to_numpy()
         once = test[schema.instance].duplicated().to_numpy()[:, None] & np.isin(names, list(schema.static))
         wanted = wanted & ~once

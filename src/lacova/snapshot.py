@@ -275,14 +275,14 @@ def _is_small(model: Storable, codec: Codec, document: Mapping[str, Any]) -> boo
     """Whether no tensor of the model can be large, by the products of the sizes that the file claims."""
     levels = [len(values) for values in codec.levels.values()]
     wide, deep = len(codec.schema.columns) + sum(levels), max(levels, default=1)  # features, levels of a column
-    claims, sizes = list(_numbers(document["settings"])), document["sizes"]
+    claims, sizes = [abs(n) for n in _numbers(document["settings"])], document["sizes"]
     largest = (
         wide * max(wide, deep**2),
         max(sizes["mixture"], 1) * wide**2,
         model.latent_dim * sizes["inducing"] ** 2,
         sum(claims) * (wide + max(claims)),  # all layers
     )
-    return isinstance(model.networks, Dense) and max(largest) <= SMALL
+    return isinstance(model.networks, Dense) and all(size <= SMALL for size in largest)  # NaN is not
 
 
 def _numbers(packed: Any) -> Iterator[float]:

@@ -65,7 +65,7 @@ class Reading(nn.Module):
     of_x: Tensor
     at: Tensor
 
-    def __init__(self, space: CovariateSpace, measurements: MeasurementSpace, time: int | None = None) -> None:
+    def __init__(self, space: CovariateSpace, measurements: MeasurementSpace, time: int | None) -> None:
         super().__init__()
         self.space, self.measurements = space, measurements
         self.numbers = [q for q in space.continuous if space.static[q]]

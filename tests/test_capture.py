@@ -129,15 +129,33 @@ def step_of(vae, options, rows, capture):
     return Step(vae, replace(options, capture=capture), rows.units, rows.length, rows.device)
 
 
+def spoiled(step, how):
+    """What the step does, and something that no recording survives."""
+    other = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(other):
+        torch.ones(1, device="cuda").add(1.0)
+    others = [other]
+    del other
+
+    def run(lesson, weight):
+        loss = step._take(lesson, weight)
+        if torch.cuda.is_current_stream_capturing():
+            torch.ones(1).cuda().item() if how == "waits" else others.clear()
+        return loss
+
+    return run
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_recording_that_fails_leaves_nothing_behind(caplog):
-    """A step that makes the host wait cannot be recorded; taken one by one, it is that of who never meant to."""
+@pytest.mark.parametrize("spoil", ["waits", "frees"])
+def test_a_recording_that_fails_leaves_nothing_behind(caplog, spoil):
+    """Where the host waits, or another graph is freed; taken one by one, steps are those of who never meant to."""
     weights = []
     for capture in (False, True):
         vae, options, rows = lesson_of("patients", None, "cuda")
         step = step_of(vae, options, rows, capture)
         if capture:
-            step._run.run = lambda lesson, weight, step=step: step._take(lesson, weight) * torch.ones(1).cuda().item()
+            step._run.run = spoiled(step, spoil)
         for number, lesson in enumerate(rows.epoch(vae, 0)):
             step(lesson, number, 1.0)
         weights.append({name: value.clone() for name, value in vae.state_dict().items()})

@@ -1,9 +1,11 @@
 import ast
+import importlib
 import subprocess
 import sys
 from fnmatch import fnmatch
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import lacova
@@ -215,10 +217,12 @@ def test_the_check_itself(module, source, bad):
 
 IMPORT = """
 import logging, sys
+import lacova
+assert "torch" not in sys.modules, "torch takes seconds"
 import torch
 before = torch.get_default_dtype(), torch.get_num_threads(), torch.get_rng_state().tolist(), torch.is_grad_enabled()
 handlers = list(logging.getLogger().handlers)
-import lacova
+from lacova import *
 assert (
     torch.get_default_dtype(), torch.get_num_threads(), torch.get_rng_state().tolist(), torch.is_grad_enabled()
 ) == before, "torch settings"
@@ -233,3 +237,39 @@ assert not {"lacova.sklearn", "scipy.optimize", "scipy.stats"} & set(sys.modules
 def test_import_is_quiet_light_and_without_side_effects():
     done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+LIGHT = """
+import sys
+import lacova.datasets.sdtm  # what `study` calls
+from lacova.cli import main
+for command in sys.argv[1:]:
+    assert main(command.split()) == 0, command
+    assert "torch" not in sys.modules, command
+"""
+
+
+def test_commands_that_do_not_need_torch_do_not_wait_for_it(tmp_path):
+    gaps = pd.DataFrame({"age": range(9), "hb": [None, *range(8)]})
+    gaps.to_csv(tmp_path / "gaps.csv", index=False)
+    completed = pd.concat([gaps.fillna(3.0), gaps.fillna(5.0)], keys=[0, 1], names=["draw", "row"])
+    completed.to_csv(tmp_path / "long.csv")
+    commands = [
+        "--version",
+        "fit --help",
+        "schema gaps.csv",
+        "shift long.csv gaps.csv --add hb=1 --out shifted.csv",
+        "pool shifted.csv --formula hb~age",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHT, *commands], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_names_come_from_where_they_live_when_asked_for():
+    named = {name for names in lacova._HOMES.values() for name in names}
+    assert {*named, "__version__"} == set(lacova.__all__) <= set(dir(lacova))
+    assert lacova.CVAE is importlib.import_module("lacova.models").CVAE
+    with pytest.raises(AttributeError, match="no attribute 'CVEA'"):
+        lacova.CVEA  # noqa: B018

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import torch
-from torch.nn import functional
 
 from lacova.datasets.sources import by_class, embedded
 from lacova.schema import Schema
@@ -85,6 +83,9 @@ def transform(images: Floats, rotation: Floats, shift: Floats, contrast: Floats)
 
     Clockwise as one looks at it, then to the right and down by shift/√2 pixels each; the contrast is kept in [0.15, 1].
     """
+    import torch  # slow to import
+    from torch.nn import functional
+
     angle = torch.as_tensor(np.deg2rad(rotation))
     step = torch.as_tensor(shift) / np.sqrt(2.0) * 2.0 / SIDE  # pixels per axis, in grid units
     cos, sin = angle.cos(), angle.sin()

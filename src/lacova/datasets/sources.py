@@ -15,8 +15,6 @@ from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.nn import functional
 
 from lacova.errors import DataError
 from lacova.files import first_line
@@ -79,7 +77,9 @@ def by_class(images: Bytes, labels: Labels, source: str | PathLike[str] | None =
 
 def embedded() -> tuple[Bytes, Labels]:
     """scikit-learn's 8×8 digits, enlarged to 28×28: the same wherever lacova is installed."""
+    import torch  # slow to import, like scikit-learn
     from sklearn.datasets import load_digits
+    from torch.nn import functional
 
     data = load_digits()
     small = torch.as_tensor(data.images / 16.0)[:, None]

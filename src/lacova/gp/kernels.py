@@ -67,8 +67,7 @@ class AdditiveKernel(nn.Module):
     def _products(self, x1: Tensor, x2: Tensor, part: Sequence[int]) -> Tensor:
         """The sum over components of their `gp` and `cat` factors."""
         if not part:
-            pairs = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
-            return x1.new_zeros(self.log_variance.shape[1], *pairs, x1.shape[-2], x2.shape[-2])
+            return x1.new_zeros(self.log_variance.shape[1], *paired(x1, x2))
         scales = torch.cat([self.log_lengthscale[r] for r in part]).to(x1.dtype)
         layout = tuple((tuple(self._continuous[r]), tuple(self._categorical[r])) for r in part)
         x2 = x2.view_as(x2) if x2 is x1 else x2  # torch.compile wants different arguments
@@ -100,6 +99,13 @@ class AdditiveKernel(nn.Module):
         return total.expand(-1, *x.shape[:-1])
 
 
+def paired(x1: Tensor, x2: Tensor) -> torch.Size:
+    """Shape (…×n₁×n₂) of what there is for each row of x1 (…×n₁×Q) and each of x2 (…×n₂×Q)."""
+    # Not by torch.broadcast_shapes, which imports sympy: a second of every command.
+    both: Sequence[Tensor] = torch.broadcast_tensors(x1[..., :, None, :0], x2[..., None, :, :0])
+    return both[0].shape[:-1]
+
+
 Layout = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # of each component, its `gp` and its `cat` columns
 
 
@@ -114,7 +120,7 @@ class _Products(torch.autograd.Function):
     def forward(
         ctx: Any, x1: Tensor, x2: Tensor, log_variance: Tensor, log_lengthscale: Tensor, layout: Layout
     ) -> Tensor:
-        pairs = (*torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2]), x1.shape[-2], x2.shape[-2])
+        pairs = paired(x1, x2)
         precision = torch.exp(-2.0 * log_lengthscale)
         gap = {c: x1[..., :, None, c] - x2[..., None, :, c] for parts in layout for c in (*parts[0], *parts[1])}
         values, k = [], 0

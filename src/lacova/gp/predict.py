@@ -32,11 +32,16 @@ class LatentPosterior(NamedTuple):
 
     def spread(self, c: Tensor) -> Tensor:
         """cᵀ(H + HGH)c (L×V×n×n) for c (L×V×n×M)."""
-        factor, right = self.q.precision_factor, c.flatten(1, 2).mT  # all right-hand sides at once: L×M×Vn
+        factor, right = self.q.precision_factor, _columns(c)
         white = solve_lower(factor, right)  # cᵀHc = whiteᵀ white
         hc = torch.cholesky_solve(right, factor)
         white, hc, ghc = (_rows(part, c) for part in (white, hc, self.encoder_spread @ hc))
         return white @ white.mT + hc @ ghc.mT
+
+
+def _columns(c: Tensor) -> Tensor:
+    """L×M×Vn of c (L×V×n×M): right-hand sides of one system, which is not copied for each of V."""
+    return c.flatten(1, 2).mT
 
 
 def _rows(flat: Tensor, c: Tensor) -> Tensor:
@@ -107,9 +112,9 @@ def predict_blocks(
         noisy_gain = gain * w[..., None, :]
         covariance = covariance - gain @ cross.mT + noisy_gain @ gain.mT
         # Cov[v, z_h] = H a_h Σ̂⁻¹ W_h, for the patients that the posterior of v has already seen.
-        white = inverse_factor.mT @ (inverse_factor @ ah)
-        hv = torch.cholesky_solve(white.mT, posterior.q.precision_factor[:, None])
-        shared_error = (c @ hv) @ noisy_gain.mT * history.trained[:, None, None]
+        weighed = inverse_factor.mT @ (inverse_factor @ ah)
+        hv = _rows(torch.cholesky_solve(_columns(weighed), posterior.q.precision_factor), weighed)
+        shared_error = (c @ hv.mT) @ noisy_gain.mT * history.trained[:, None, None]
         covariance = covariance + shared_error + shared_error.mT
     covariance = covariance + posterior.spread(c)
     mean = mean + torch.einsum("lvnm,lm->lvn", c, posterior.q.mean)

@@ -22,7 +22,7 @@ from torch import Tensor
 from lacova.covariates.law import Belief
 from lacova.covariates.space import CovariateSpace
 from lacova.gp.inducing import Whitened
-from lacova.gp.kernels import AdditiveKernel
+from lacova.gp.kernels import AdditiveKernel, paired
 from lacova.linalg import add_jitter, whitener
 
 # Numbers (L × M² × rows) that second moments hold at a time.
@@ -59,7 +59,7 @@ def points(x: Tensor, space: CovariateSpace) -> Inputs:
 
 def expected_kernel(kernel: AdditiveKernel, one: Inputs, two: Inputs, part: Sequence[int]) -> Tensor:
     """E[k(x, x')] (L×…×n₁×n₂) between independent uncertain inputs."""
-    pairs = (*torch.broadcast_shapes(one.mean.shape[:-2], two.mean.shape[:-2]), one.mean.shape[-2], two.mean.shape[-2])
+    pairs = paired(one.mean, two.mean)
     latent = (-1, *(1 for _ in pairs))
     total = one.mean.new_zeros(kernel.log_variance.shape[1], *pairs)
     for r in part:

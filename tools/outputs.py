@@ -171,6 +171,7 @@ def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("pages", nargs="*", metavar="PAGE", help=f"under docs/; by default {', '.join(PAGES)}")
     os.environ.setdefault("MPLBACKEND", "agg")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # with more, sums come out otherwise in the last digits
     for name in parser.parse_args(words).pages or PAGES:
         page = DOCS / name
         with tempfile.TemporaryDirectory() as made:

@@ -268,6 +268,10 @@ def test_commands_that_do_not_need_torch_do_not_wait_for_it(tmp_path):
 
 
 def test_names_come_from_where_they_live_when_asked_for():
+    tree = ast.parse((ROOT / "__init__.py").read_text(encoding="utf-8"))
+    told = next(node for node in tree.body if isinstance(node, ast.If)).body  # to type checkers
+    homes = {node.module: [part.name for part in node.names] for node in told if isinstance(node, ast.ImportFrom)}
+    assert homes == {f"lacova.{home}": names for home, names in lacova._HOMES.items()}
     named = {name for names in lacova._HOMES.values() for name in names}
     assert {*named, "__version__"} == set(lacova.__all__) <= set(dir(lacova))
     assert lacova.CVAE is importlib.import_module("lacova.models").CVAE

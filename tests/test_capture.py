@@ -131,11 +131,9 @@ def step_of(vae, options, rows, capture):
 
 def spoiled(step, how):
     """What the step does, and something that no recording survives."""
-    other = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(other):
+    others = [torch.cuda.CUDAGraph()]
+    with torch.cuda.graph(others[0]):
         torch.ones(1, device="cuda").add(1.0)
-    others = [other]
-    del other
 
     def run(lesson, weight):
         loss = step._take(lesson, weight)

@@ -223,19 +223,6 @@ def test_patients_are_numbered_by_first_appearance():
     assert table.labels == ("a", "b")
 
 
-def test_other_patients_come_behind_those_who_are_there():
-    codec, rows = Codec.learn(SCHEMA, visits()), visits()
-    names = {name: f"{name}'" for name in rows[SCHEMA.instance].unique()}
-    first = rows.iloc[[0, 2, 1]]
-    more = pd.concat([rows.iloc[[3]], rows.replace({SCHEMA.instance: names}).iloc[[4, 0, 2]], rows.iloc[[1]]])
-    both = codec.encode(first).and_others(codec.encode(more))
-    expected = codec.encode(pd.concat([first, more.iloc[1:4]]))
-    for part in ("y", "y_mask", "x", "x_mask", "patient"):
-        assert torch.equal(getattr(both, part), getattr(expected, part)), part
-    assert both.labels == expected.labels == ("b", "a", "a'", "b'")
-    assert both.patient.tolist() == [0, 1, 0, 2, 3, 2]
-
-
 def test_table_without_instance_has_no_patients():
     table = Codec.learn(SIMPLE, simple()).encode(simple())
     assert table.patient is None

@@ -38,13 +38,14 @@ _HOMES = {
 }  # fmt: skip
 
 
-def __getattr__(name: str) -> object:
-    for home, names in _HOMES.items():
-        if name in names:
-            found: object = getattr(import_module(f"lacova.{home}"), name)
-            globals()[name] = found
-            return found
-    raise AttributeError(f"module 'lacova' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker would take it for any name
+
+    def __getattr__(name):
+        for home, names in _HOMES.items():
+            if name in names:
+                found = globals()[name] = getattr(import_module(f"lacova.{home}"), name)
+                return found
+        raise AttributeError(f"module 'lacova' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

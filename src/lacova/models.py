@@ -59,15 +59,11 @@ Covariates = Literal["joint", "factorised", "paper", "mean", "knn", "iterative",
 
 
 class _Start(NamedTuple):
-    """What a model is assembled from and trained on.
-
-    `table` has all training rows, or a sample of a stream; `held_out` those to stop early on, unless they are a stream.
-    """
+    """What a model is assembled from and trained on; `table` has all training rows, or a sample of a stream."""
 
     codec: Codec
     fill: Fill | None
     table: Table
-    held_out: Table | None
     train: Rows
     validation: Rows | None
     trained: frozenset[Any] | Fingerprints
@@ -190,8 +186,7 @@ class Model(Answering, ABC):
         Args:
             train: the training rows: a pandas or polars DataFrame, a pyarrow Table, or, for what does not fit memory,
                 the path of a Parquet file or of a folder of them, or a pyarrow Dataset; see docs/scaling.md.
-            validation: rows to stop early on; the best weights are restored. Without them, all epochs are run. How
-                averages tell visit-constant covariates is learnt from their patients too (docs/covariates.md).
+            validation: rows to stop early on; the best weights are restored. Without them, all epochs are run.
             max_epochs: most passes over the rows; None for 200, or more where these are fewer than 3,000 steps.
             seed: the same seed gives the same model on the same CPU, bit for bit.
             device: "auto", "cpu", "cuda", or any torch device.
@@ -240,7 +235,7 @@ class Model(Answering, ABC):
         start = self._begin(train, validation, settings, device, team)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(settings.seed)
-            vae = self._assemble(start.codec, start.table, settings.seed, start.held_out)
+            vae = self._assemble(start.codec, start.table, settings.seed)
         vae.to(device)
         outcome = fit(vae, start.train, start.validation, settings, kept)
         return _Fitted(start.codec, start.fill, start.trained, vae), outcome
@@ -277,19 +272,18 @@ class Model(Answering, ABC):
         def stream(source: Source, layout: Layout, read: Callable[[Any], Table]) -> Rows:
             return StreamRows(source, layout, columns, read, table, share, settings, device, team)
 
-        to_stop, held_out, exam = self._opened(validation), None, None
-        if isinstance(to_stop, Source):
-            exam = stream(to_stop, lay_out(to_stop, columns, encode), encode_exam)
-        elif to_stop is not None:
-            held_out = encode_exam(to_stop)
-            exam = TableRows(held_out, share, settings, device, team)
+        held_out, exam = self._opened(validation), None
+        if isinstance(held_out, Source):
+            exam = stream(held_out, lay_out(held_out, columns, encode), encode_exam)
+        elif held_out is not None:
+            exam = TableRows(encode_exam(held_out), share, settings, device, team)
         if found is None:
             rows = TableRows(table, share, settings, device, team)
-            return _Start(codec, fill, table, held_out, rows, exam, frozenset(table.labels))
+            return _Start(codec, fill, table, rows, exam, frozenset(table.labels))
         trained = Fingerprints(found.layout.prints)
-        return _Start(codec, fill, table, held_out, stream(opened, found.layout, encode), exam, trained)
+        return _Start(codec, fill, table, stream(opened, found.layout, encode), exam, trained)
 
-    def _assemble(self, codec: Codec, table: Table, seed: int, held_out: Table | None = None) -> ConditionalVAE:
+    def _assemble(self, codec: Codec, table: Table, seed: int) -> ConditionalVAE:
         marginal = FactorisedPrior.learn(codec.space, table)
         marginal.override(codec, self.covariate_prior)
         prior = self._covariate_prior(codec, table, marginal, seed)
@@ -307,9 +301,7 @@ class Model(Answering, ABC):
         if vae.covariate_posterior.reading is not None:
             # Against what rows show: a stated prior is what the likelihood that is read is then multiplied with.
             shown = FactorisedPrior.learn(codec.space, table) if prior is marginal else prior
-            # Patients are few, and those to stop early on are as good: what is read stays as it is in every epoch.
-            patients = table if held_out is None else table.and_others(held_out)
-            vae.covariate_posterior.reading.learn(patients, shown, seed)
+            vae.covariate_posterior.reading.learn(table, shown, seed)
         return vae
 
     def _blank(self, codec: Codec, sizes: Mapping[str, int]) -> ConditionalVAE:

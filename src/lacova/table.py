@@ -58,20 +58,6 @@ class Table:
         moved = {k: getattr(self, k).to(device) for k in ("y", "y_mask", "x", "x_mask")}
         return replace(self, given=None if self.given is None else self.given.to(device), **moved)
 
-    def and_others(self, table: Table) -> Table:
-        """With the rows of those instances of `table` that this one does not have."""
-        assert self.patient is not None
-        assert table.patient is not None
-        mine = set(self.labels)
-        new = torch.tensor([label not in mine for label in table.labels], dtype=torch.bool)
-        rows = new[table.patient]
-        y, y_mask, x, x_mask = (
-            torch.cat([getattr(self, part), getattr(table, part)[rows]]) for part in ("y", "y_mask", "x", "x_mask")
-        )
-        patient = len(self.labels) - 1 + new.cumsum(0)[table.patient[rows]]
-        labels = (*self.labels, *(label for label in table.labels if label not in mine))
-        return Table(y, y_mask, x, x_mask, torch.cat([self.patient, patient]), labels)
-
 
 class Codec:
     """What was learnt from the training rows, once: location and scale of each column, levels of each category."""

@@ -369,25 +369,6 @@ def test_sex_and_age_of_patients_with_levels_are_read_from_their_measurements(co
     assert np.corrcoef(found["age"][first], truth["age"][first])[0, 1] > 0.6
 
 
-def test_patients_to_stop_early_on_are_learnt_from_once():
-    """Those whom training has are there already, whatever the rows to stop on say of them."""
-    table, _, schema = cohort()
-    train, rest = table[table["id"] < 80], table[table["id"] >= 80]
-    settings = {"latent_dim": 2, "networks": lacova.Dense((16,), (16,))}
-    found = []
-    for validation in (None, rest, pd.concat([rest, train.assign(lab0=9.0)]), train.assign(lab0=9.0)):
-        model = lacova.GPPriorVAE(schema, **settings).fit(train, validation, max_epochs=1, progress=False)
-        found.append(model._fitted()[1].covariate_posterior.reading)
-    alone, more, again, none = (read.weight for read in found)
-    codec, rows, prior, _ = learnt(train, schema)
-    expected = Reading(codec.space, codec.measurements, 0)
-    expected.learn(rows.and_others(codec.encode(rest)), prior, 0)
-    assert_close(more, expected.weight)
-    assert_close(again, more)
-    assert_close(none, alone)
-    assert (more - alone).abs().max() > 0.01
-
-
 def test_what_is_stated_of_a_covariate_counts_beside_what_is_read():
     """Who is stated to be old is old, unless measurements are sure of something else."""
     table, _, schema = cohort()

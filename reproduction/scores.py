@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 
 from lacova.covariates.belief import best_guess, level_chances
-from lacova.models import Model
+from lacova.model import Model
 from lacova.predict import chunks
 
 

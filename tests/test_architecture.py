@@ -92,6 +92,7 @@ ORDER = [
     "filtering",
     "snapshot",
     "answers",
+    "model",
     "models",
     "unconditional",
     "family",

@@ -27,7 +27,7 @@ from lacova.impute import guessed
 from lacova.interrupt import InterruptedWarning
 from lacova.masks import mask_at_random
 from lacova.measurements import LEVELS
-from lacova.models import Model
+from lacova.model import Model
 from lacova.named import OPTIONS, class_of, made
 from lacova.options import FitOptions, TrainingError
 from lacova.progress import progress as progress_bar

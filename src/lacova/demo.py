@@ -12,7 +12,8 @@ from rich.table import Table as RichTable
 from lacova import report
 from lacova.datasets import mask_at_random, rotated_digits
 from lacova.datasets.digits import PIXELS, SIDE
-from lacova.models import Covariates, GPPriorVAE
+from lacova.model import Covariates
+from lacova.models import GPPriorVAE
 from lacova.schema import Schema
 
 ROWS = {"train": 1000, "validation": 200, "test": 200}

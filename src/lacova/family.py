@@ -12,7 +12,8 @@ from torch import Tensor
 from lacova.answers import whole_number
 from lacova.clusters import MixtureNormal
 from lacova.gp.formula import Component
-from lacova.models import GPPriorVAE, Model
+from lacova.model import Model
+from lacova.models import GPPriorVAE
 from lacova.networks import Decoder, Dense, Encoder
 from lacova.priors import LatentPrior
 from lacova.schema import Schema, SchemaError

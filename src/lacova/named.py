@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from lacova.errors import meant
-from lacova.models import Model
+from lacova.model import Model
 from lacova.options import FitOptions
 from lacova.schema import Schema
 from lacova.storage import CLASSES

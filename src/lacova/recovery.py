@@ -13,7 +13,7 @@ from lacova.answers import whole
 from lacova.dataframes import to_pandas
 from lacova.errors import DataError
 from lacova.masks import mask_at_random
-from lacova.models import Model
+from lacova.model import Model
 from lacova.schema import Schema
 
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)

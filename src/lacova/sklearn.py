@@ -14,7 +14,8 @@ from sklearn.impute import MissingIndicator
 from sklearn.utils import check_array, check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from lacova.models import CVAE, Covariates, GPPriorVAE, Model
+from lacova.model import Covariates, Model
+from lacova.models import CVAE, GPPriorVAE
 from lacova.networks import Conv, Dense
 from lacova.schema import Kind, Schema
 

@@ -7,7 +7,8 @@ import os
 from lacova.archive import StorageError, read, written_by
 from lacova.checkpoint import KIND
 from lacova.family import GPPVAE, GPVAE, HIVAE, LVAE
-from lacova.models import CVAE, GPPriorVAE, Model, resolve_device
+from lacova.model import Model, resolve_device
+from lacova.models import CVAE, GPPriorVAE
 from lacova.snapshot import put_together
 from lacova.unconditional import MIWAE, VAE, NotMIWAE
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lacova.missingness import Mechanism, Missingness
-from lacova.models import Model
+from lacova.model import Model
 from lacova.priors import LatentPrior, StandardNormal
 from lacova.schema import Schema, SchemaError
 from lacova.table import Codec, Table

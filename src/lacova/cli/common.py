@@ -15,7 +15,7 @@ import typer
 if TYPE_CHECKING:
     import pandas as pd
 
-    from lacova.models import Model
+    from lacova.model import Model
 
 P = ParamSpec("P")
 MODEL = "model.lacova"

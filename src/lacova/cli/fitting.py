@@ -29,7 +29,7 @@ from lacova.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from lacova.models import Model
+    from lacova.model import Model
     from lacova.schema import Schema
 
 SCHEMA, TRAINING = "schema.toml", "training.csv"

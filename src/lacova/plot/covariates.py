@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from scipy.stats import gaussian_kde
 
 from lacova.errors import DataError
-from lacova.models import Model
+from lacova.model import Model
 from lacova.plot.style import BLUE, GREY, known_column, new_axes, table, tidy, without_gaps
 
 PRIOR, POSTERIOR = "prior, given other covariates", "posterior, given measurements too"

@@ -9,7 +9,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from lacova.errors import DataError
-from lacova.models import GPPriorVAE, Model
+from lacova.model import Model
+from lacova.models import GPPriorVAE
 from lacova.plot.style import BLUE, COLOURS, DASHES, MARKERS, frequent, known_column, new_axes, table, tidy
 
 BINS, LEAST_ROWS, LINES = 20, 5, 6

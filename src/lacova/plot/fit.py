@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from lacova.errors import DataError
-from lacova.models import Model
+from lacova.model import Model
 from lacova.plot.style import COLOURS, DASHES, GREY, MARKERS, frequent, known_column, new_axes, table, tidy
 
 TERMS = {

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from lacova.errors import DataError
-from lacova.models import Model
+from lacova.model import Model
 from lacova.plot.style import BLUE, ORANGE, known_column, new_axes, patient_rows, table, tidy, times, without_gaps
 
 

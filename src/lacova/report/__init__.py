@@ -17,7 +17,7 @@ from lacova.answers import whole
 from lacova.atomic import replacing
 from lacova.dataframes import to_pandas
 from lacova.errors import DataError, meant
-from lacova.models import Model
+from lacova.model import Model
 from lacova.plot.style import without_gaps
 from lacova.recovery import recover
 from lacova.report import facts, page

@@ -10,7 +10,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from lacova.effects import Effects
-from lacova.models import GPPriorVAE, Model
+from lacova.model import Model
+from lacova.models import GPPriorVAE
 from lacova.plot.effects import LINES, binned, parts
 from lacova.plot.fit import TERMS, project
 from lacova.plot.patients import later

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lacova.models import CVAE, GPPriorVAE, Model
+from lacova.model import Model
+from lacova.models import CVAE, GPPriorVAE
 from lacova.recovery import Recovery
 from lacova.report.facts import LEAST, PATIENTS
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lacova.models import Model
+from lacova.model import Model
 from lacova.recovery import LEVELS, Recovery
 from lacova.report.facts import Facts
 

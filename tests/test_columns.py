@@ -5,7 +5,8 @@ import pandas as pd
 import pytest
 
 from lacova import Schema
-from lacova.columns import Levels, Moments, Tally
+from lacova.columns import Levels, Moments, Tally, numbers
+from lacova.errors import DataError
 from lacova.table import Codec
 
 SCHEMA = Schema(["a", "b"], {"x": "continuous", "c": "categorical", "d": "categorical"})
@@ -60,3 +61,14 @@ def test_levels_of_parts_with_categories_of_their_own():
     assert levels.ordered("x") == ("b", "c")
     levels.add(pd.Series(["a"]))  # text has no order of its own
     assert levels.ordered("x") == ("a", "b", "c")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "Float64", "object", "string"])
+def test_numbers_of_any_type_are_the_same(dtype):
+    frame = pd.DataFrame({"a": pd.Series([1.5, None, -2.0], dtype=dtype)})
+    found = numbers(frame, "a")
+    np.testing.assert_array_equal(found, [1.5, np.nan, -2.0])
+    assert found.dtype == np.float64
+    frame.loc[0, "a"] = "inf" if dtype == "string" else np.inf
+    with pytest.raises(DataError, match="1 infinite value"):
+        numbers(frame, "a")

@@ -215,14 +215,17 @@ def numbers(frame: pd.DataFrame, name: str) -> Floats:
             f"column {name!r} must be numeric, but holds {column.dtype} values. "
             "Turn dates into numbers first, such as days since the start of the study."
         )
-    numeric = pd.to_numeric(column, errors="coerce")
-    bad = numeric.isna() & column.notna()
-    if bad.any():
-        raise DataError(
-            f"column {name!r} must be numeric, but holds {some(list(dict.fromkeys(column[bad].tolist())))}. "
-            "Turn text into numbers or gaps first, or declare the column categorical."
-        )
-    values = numeric.to_numpy(dtype=float, na_value=np.nan)
+    if isinstance(column.dtype, np.dtype) and column.dtype.kind == "f":  # there may be a thousand of them
+        values = column.to_numpy(dtype=float, copy=True)
+    else:
+        numeric = pd.to_numeric(column, errors="coerce")
+        bad = numeric.isna() & column.notna()
+        if bad.any():
+            raise DataError(
+                f"column {name!r} must be numeric, but holds {some(list(dict.fromkeys(column[bad].tolist())))}. "
+                "Turn text into numbers or gaps first, or declare the column categorical."
+            )
+        values = numeric.to_numpy(dtype=float, na_value=np.nan)
     if np.isinf(values).any():
         raise DataError(
             f"column {name!r} holds {int(np.isinf(values).sum())} infinite value(s); "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Real
 from os import PathLike
 from typing import Any, ClassVar, NoReturn, TypeVar, get_args
@@ -213,7 +214,7 @@ class Schema:
         first = () if self.instance is None else (self.instance,)
         return (*first, *self.covariates, *self.measurements)
 
-    @property
+    @cached_property
     def categories(self) -> tuple[str, ...]:
         """Columns that have levels: categorical covariates, then measurements of such kinds."""
         covariates = (name for name, kind in self.covariates.items() if kind == "categorical")

@@ -15,9 +15,9 @@ import time
 import torch
 
 import lacova
-from lacova.batches import Batches
+from lacova.data.batches import Batches
 from lacova.datasets import mask_at_random, rotated_digits
-from lacova.objective import elbo
+from lacova.inference.objective import elbo
 
 
 def spread(gradients: list[torch.Tensor]) -> float:

@@ -32,8 +32,8 @@ import pyarrow.parquet as pq
 import torch
 
 import lacova
-from lacova.options import FitOptions
-from lacova.step import Step
+from lacova.training.options import FitOptions
+from lacova.training.step import Step
 
 MEASUREMENTS, NUMBERS, CATEGORIES = 30, 6, 3  # with the day, 10 covariates
 GAPS = 0.2

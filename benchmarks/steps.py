@@ -30,14 +30,14 @@ import torch
 from torch import Tensor
 
 import lacova
-from lacova.capture import Captured, available
-from lacova.covariates.recall import hidden_share
+from lacova.covariates.masked_loss import hidden_share
+from lacova.data.encoder import Codec
 from lacova.datasets import mask_at_random, rotated_digits
-from lacova.networks import Decoder
-from lacova.options import FitOptions
-from lacova.rows import Lesson, TableRows, Ticket
-from lacova.step import COMPILE, Step
-from lacova.table import Codec
+from lacova.nn.networks import Decoder
+from lacova.training.cuda_graph import Captured, available
+from lacova.training.loader import Lesson, TableRows, Ticket
+from lacova.training.options import FitOptions
+from lacova.training.step import COMPILE, Step
 
 SMALL = lacova.Conv((36, 36), (16, 32), (32, 16), (300, 30), (30, 300))
 TARGETS = {"W1": 1.4, "W2": 1.7, "conv": 1.35, "dense": 4.0}

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import lacova
-from lacova.model import Model
+from lacova.models.base import Model
 from reproduction.config import Job
 from reproduction.data import Sources, Study, fingerprint, study
 from reproduction.limit import TruePrior, law_of

@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lacova.covariates.masked_loss import hidden_share, hide
 from lacova.covariates.mixture import Conditional
 from lacova.covariates.prior import JointPrior
-from lacova.covariates.recall import hidden_share, hide
-from lacova.networks import mlp
-from lacova.table import Codec
+from lacova.data.encoder import Codec
+from lacova.nn.networks import mlp
 from reproduction.config import read
 from reproduction.data import Sources, study
 

@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
 from lacova import GPPriorVAE, datasets
-from lacova.impute import imputation_draws
+from lacova.inference.impute import imputation_draws
 from reproduction import config
 from reproduction.data import DIGITS, Sources, study
 from reproduction.report import SHOWN, choose, figures

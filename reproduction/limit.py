@@ -10,13 +10,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from lacova.batches import Batch
-from lacova.covariates.law import Belief, RowPrior
 from lacova.covariates.prior import CovariatePrior
+from lacova.data.batches import Batch
+from lacova.data.distributions import Belief, RowPrior
+from lacova.data.encoder import Codec, Table
 from lacova.datasets import true_covariates
 from lacova.datasets.digits import covariate_law
 from lacova.datasets.trial import COVARIATES
-from lacova.table import Codec, Table
 
 Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int64]

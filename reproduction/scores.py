@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import torch
 
-from lacova.covariates.belief import best_guess, level_chances
-from lacova.model import Model
-from lacova.predict import chunks
+from lacova.covariates.factorised import best_guess, level_chances
+from lacova.inference.predict import chunks
+from lacova.models.base import Model
 
 
 @torch.no_grad()

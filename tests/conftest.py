@@ -14,5 +14,5 @@ if os.environ.get("CI"):
 def without_a_gpu():
     """The device "auto" is the CPU in every test, also where there is a GPU; tests of that one name it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lacova.model._best_device", lambda: "cpu")
+        patch.setattr("lacova.models.base._best_device", lambda: "cpu")
         yield

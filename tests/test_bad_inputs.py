@@ -17,7 +17,7 @@ import pytest
 
 import lacova
 from lacova.cli import main
-from lacova.files import read_table, write_table
+from lacova.data.io.files import read_table, write_table
 
 SCHEMA = lacova.Schema(
     ["alt", "ast"], {"age": "continuous", "sex": "categorical", "drug": "categorical"}, instance="id", time="day",

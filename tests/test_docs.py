@@ -18,24 +18,24 @@ import pandas as pd
 import pytest
 from tools import notebooks, outputs
 
-import lacova.comparison
+import lacova.analysis.comparison
+import lacova.analysis.pooling
+import lacova.analysis.regression
+import lacova.analysis.sensitivity
+import lacova.data.masks
+import lacova.data.schema
 import lacova.datasets.digits
 import lacova.datasets.health
 import lacova.datasets.sources
 import lacova.datasets.sparse
 import lacova.datasets.trial
 import lacova.datasets.truth
-import lacova.family
-import lacova.masks
-import lacova.models
-import lacova.pooling
-import lacova.regression
-import lacova.schema
-import lacova.sensitivity
+import lacova.models.conditional
+import lacova.models.literature
+import lacova.models.unconditional
 import lacova.sklearn
-import lacova.unconditional
 from lacova.cli import main
-from lacova.schema import Schema
+from lacova.data.schema import Schema
 
 ROOT = Path(__file__).parents[1]
 TUTORIAL = ROOT / "docs" / "tutorials" / "clinical.md"  # whose snippets belong together and need data
@@ -322,18 +322,18 @@ def test_the_shell_of_the_page_on_scaling(block, tmp_path):
 @pytest.mark.parametrize(
     "module",
     [
-        lacova.schema,
-        lacova.family,
-        lacova.models,
-        lacova.comparison,
-        lacova.unconditional,
-        lacova.pooling,
-        lacova.regression,
-        lacova.sensitivity,
+        lacova.data.schema,
+        lacova.models.literature,
+        lacova.models.conditional,
+        lacova.analysis.comparison,
+        lacova.models.unconditional,
+        lacova.analysis.pooling,
+        lacova.analysis.regression,
+        lacova.analysis.sensitivity,
         lacova.sklearn,
         lacova.datasets.digits,
         lacova.datasets.health,
-        lacova.masks,
+        lacova.data.masks,
         lacova.datasets.sources,
         lacova.datasets.sparse,
         lacova.datasets.trial,

@@ -25,8 +25,8 @@ from PIL import Image
 
 import lacova
 from lacova import plot, report
+from lacova.analysis.recovery import recover
 from lacova.datasets import mask_at_random, rotated_digits
-from lacova.recovery import recover
 
 FOLDER = Path(__file__).parents[1] / "docs" / "images"
 # The roles that docs/pbc.md arrives at.

@@ -14,10 +14,10 @@ from sklearn.impute import MissingIndicator
 from sklearn.utils import check_array, check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from lacova.model import Covariates, Model
-from lacova.models import CVAE, GPPriorVAE
-from lacova.networks import Conv, Dense
-from lacova.schema import Kind, Schema
+from lacova.data.schema import Kind, Schema
+from lacova.models.base import Covariates, Model
+from lacova.models.conditional import CVAE, GPPriorVAE
+from lacova.nn.networks import Conv, Dense
 
 __all__ = ["LacovaImputer", "LacovaRegressor"]
 

@@ -2,9 +2,9 @@
 
 import torch
 
-from lacova.batches import Batch
-from lacova.covariates.law import Belief
-from lacova.covariates.space import CovariateSpace
+from lacova.data.batches import Batch
+from lacova.data.covariate_space import CovariateSpace
+from lacova.data.distributions import Belief
 
 # continuous, 3 levels, 2 levels, static 2 levels, static continuous
 SPACE = CovariateSpace(("a", "c3", "c2", "s2", "sa"), (0, 3, 2, 2, 0), (False, False, False, True, True))

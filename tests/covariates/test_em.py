@@ -11,8 +11,8 @@ from torch.testing import assert_close
 from lacova.covariates import em
 from lacova.covariates.mixture import Mixture
 from lacova.covariates.prior import JointPrior
-from lacova.covariates.space import CovariateSpace
-from lacova.table import Table
+from lacova.data.covariate_space import CovariateSpace
+from lacova.data.encoder import Table
 
 MIXED = CovariateSpace(("a", "c3", "b"), (0, 3, 0), (False,) * 3)
 TRUTH = Mixture(

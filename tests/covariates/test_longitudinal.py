@@ -16,8 +16,8 @@ from lacova.covariates.longitudinal import (
 )
 from lacova.covariates.mixture import Mixture
 from lacova.covariates.prior import FactorisedPrior, JointPrior
-from lacova.covariates.space import CovariateSpace
-from lacova.table import Table
+from lacova.data.covariate_space import CovariateSpace
+from lacova.data.encoder import Table
 from tests.covariates.test_mixture import toy
 
 # time, number, 3 levels, static 2 levels, static number

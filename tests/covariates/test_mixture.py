@@ -6,7 +6,7 @@ from torch.distributions import Categorical, MultivariateNormal
 from torch.testing import assert_close
 
 from lacova.covariates.mixture import Mixture
-from lacova.covariates.space import CovariateSpace
+from lacova.data.covariate_space import CovariateSpace
 
 MIXED = CovariateSpace(("a", "c3", "b", "c2", "d"), (0, 3, 0, 2, 0), (False,) * 5)
 NUMBERS = CovariateSpace(("a", "b", "d"), (0, 0, 0), (False,) * 3)

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from lacova.batches import Batch
-from lacova.covariates.belief import kl
-from lacova.covariates.law import RowPrior
+from lacova.covariates.factorised import kl
 from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import FactorisedPrior
-from lacova.table import Table
+from lacova.data.batches import Batch
+from lacova.data.distributions import RowPrior
+from lacova.data.encoder import Table
 from tests.covariates import cases
 
 SPACE = cases.SPACE

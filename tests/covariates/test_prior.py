@@ -10,15 +10,15 @@ import torch
 from torch.distributions import Categorical, Normal, kl_divergence
 from torch.testing import assert_close
 
-from lacova.batches import Batch
-from lacova.covariates import belief as beliefs
-from lacova.covariates.expectation import complete
-from lacova.covariates.law import Belief
+from lacova.covariates import factorised
 from lacova.covariates.longitudinal import LongitudinalPrior
 from lacova.covariates.mixture import Mixture
 from lacova.covariates.prior import MIN_VARIANCE, FactorisedPrior, JointPrior
-from lacova.covariates.space import CovariateSpace
-from lacova.table import Table
+from lacova.covariates.scenarios import complete
+from lacova.data.batches import Batch
+from lacova.data.covariate_space import CovariateSpace
+from lacova.data.distributions import Belief
+from lacova.data.encoder import Table
 from tests.covariates import cases
 from tests.covariates.test_mixture import CATEGORIES, MIXED, rows, toy
 
@@ -128,7 +128,7 @@ def test_factorised_prior_says_the_same_of_every_row():
 
     q = cases.belief(b)
     scenarios = complete(q, b, cases.SPACE, couple=False, samples=1, generator=noise())
-    assert_close(prior.kl(q, scenarios, b), beliefs.kl(q, given.belief, b, cases.SPACE), rtol=1e-12, atol=0)
+    assert_close(prior.kl(q, scenarios, b), factorised.kl(q, given.belief, b, cases.SPACE), rtol=1e-12, atol=0)
     x = prior.draw(b, 5_000, noise())
     assert torch.equal(x[:, b.x_mask], b.x[b.x_mask].expand(5_000, -1))
     density = prior.log_density(x, b)
@@ -235,7 +235,7 @@ def test_joint_kl_of_independent_columns_is_the_analytic_one(monkeypatch):
             p = Normal(one.mean[0, k], one.covariance[0, k, k].sqrt())
             want += kl_divergence(Normal(q.mean[i, c], q.var[i, c].sqrt()), p)
     assert_close(average, want, rtol=1e-8, atol=0)
-    assert_close(average, beliefs.kl(q, b.given.belief, b, MIXED), rtol=1e-8, atol=0)
+    assert_close(average, factorised.kl(q, b.given.belief, b, MIXED), rtol=1e-8, atol=0)
 
 
 def test_gradient_of_the_joint_kl_reaches_gaps_only():

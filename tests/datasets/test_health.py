@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
+from lacova.data.errors import DataError
 from lacova.datasets import health, health_mnist
 from lacova.datasets.digits import SIDE
 from lacova.datasets.sources import embedded
-from lacova.errors import DataError
 
 STATIC = ("sex", "disease", "location")
 

@@ -9,9 +9,9 @@ import pytest
 from scipy import ndimage
 from sklearn.datasets import load_digits
 
+from lacova.data.errors import DataError
 from lacova.datasets import digit_images, mnist
 from lacova.datasets.sources import MOST, embedded
-from lacova.errors import DataError
 
 
 @pytest.fixture

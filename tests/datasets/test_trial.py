@@ -2,9 +2,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from lacova.data.errors import DataError
 from lacova.datasets import drop_sparse, simulated_trial, simulated_trial_effects, simulated_trial_mean
 from lacova.datasets.trial import CHAINS, COVARIATES, INDICATORS, LONGEST, SHORTEST, SYSTEMS, TESTS
-from lacova.errors import DataError
 
 
 @pytest.fixture(scope="module")

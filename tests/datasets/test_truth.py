@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from lacova.data.errors import DataError
 from lacova.datasets import mask_at_random, simulated_trial, true_covariates
 from lacova.datasets.trial import CHAINS, COVARIATES, INDICATORS
-from lacova.errors import DataError
 
 RATE = 0.2 / 18  # of full visits, a day
 DAYS = np.arange(731)

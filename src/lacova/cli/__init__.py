@@ -37,7 +37,7 @@ def demo(
     epochs: Annotated[int, typer.Option(help="most passes over the training rows, per model")] = 40,
 ) -> None:
     """Fit, impute and predict rotated digits with gaps."""
-    from lacova import demo as demonstration
+    from lacova.cli import demo as demonstration
 
     demonstration.run(out, epochs)
 

@@ -15,7 +15,7 @@ import typer
 if TYPE_CHECKING:
     import pandas as pd
 
-    from lacova.model import Model
+    from lacova.models.base import Model
 
 P = ParamSpec("P")
 MODEL = "model.lacova"
@@ -52,7 +52,7 @@ def sentences(command: Callable[P, None]) -> Callable[P, None]:
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        from lacova.options import TrainingError
+        from lacova.training.options import TrainingError
 
         try:
             command(*args, **kwargs)
@@ -112,9 +112,9 @@ def finite(values: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def load_run(run: Path, device: str) -> Model:
-    from lacova.files import SUFFIXES
-    from lacova.schema import DataError
-    from lacova.storage import load
+    from lacova.data.errors import DataError
+    from lacova.data.io.files import SUFFIXES
+    from lacova.models.storage import load
 
     if run.is_file() and run.name.lower().endswith(SUFFIXES):
         raise DataError(
@@ -128,7 +128,7 @@ def load_run(run: Path, device: str) -> Model:
 
 def prepare(run: Path, data: Path, out: Path | None, device: str, stream: bool) -> tuple[Model, pd.DataFrame | Path]:
     """Model and table, once it is known that the output can be written."""
-    from lacova.files import check_output
+    from lacova.data.io.files import check_output
 
     if out is not None:
         check_output(out)
@@ -156,7 +156,7 @@ def _in_memory(table: pd.DataFrame | Path) -> pd.DataFrame:
 
 def read(data: Path, stream: bool) -> pd.DataFrame | Path:
     """A table, or its path where it is to be read bit by bit."""
-    from lacova.files import read_table
+    from lacova.data.io.files import read_table
 
     parquet = data.suffix.lower() == ".parquet" and data.exists()
     if data.is_dir() or (parquet and (stream or data.stat().st_size >= STREAM_BYTES)):
@@ -167,7 +167,7 @@ def read(data: Path, stream: bool) -> pd.DataFrame | Path:
 
 
 def read_history(history: Path | None) -> pd.DataFrame | None:
-    from lacova.files import read_table
+    from lacova.data.io.files import read_table
 
     return None if history is None else read_table(history)
 
@@ -179,7 +179,7 @@ def needed(out: Path | None) -> Path:
 
 
 def deliver(frame: pd.DataFrame, out: Path | None, quiet: bool) -> None:
-    from lacova.files import write_table
+    from lacova.data.io.files import write_table
 
     if out is None:
         frame.to_csv(sys.stdout, index=False)

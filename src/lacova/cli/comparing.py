@@ -53,9 +53,10 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Cross-validate several models on the same questions."""
-    from lacova.comparison import compare as run
-    from lacova.files import check_output
-    from lacova.schema import DataError, Schema
+    from lacova.analysis.comparison import compare as run
+    from lacova.data.errors import DataError
+    from lacova.data.io.files import check_output
+    from lacova.data.schema import Schema
 
     if out is not None:
         check_output(out)

@@ -29,8 +29,8 @@ from lacova.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from lacova.model import Model
-    from lacova.schema import Schema
+    from lacova.data.schema import Schema
+    from lacova.models.base import Model
 
 SCHEMA, TRAINING = "schema.toml", "training.csv"
 GO_ON = "The same command with --resume goes on."
@@ -71,9 +71,10 @@ def fit(
     as_json: AsJson = False,
 ) -> None:
     """Learn a model from a table with gaps."""
-    from lacova.distributed import writes
-    from lacova.files import check_folder
-    from lacova.schema import DataError, Schema
+    from lacova.data.errors import DataError
+    from lacova.data.io.files import check_folder
+    from lacova.data.schema import Schema
+    from lacova.training.distributed import writes
 
     main = devices * nodes == 1 or writes()
     quiet = quiet or not main
@@ -123,8 +124,8 @@ def _learn(
     learner: Model, table: Any, held_out: Any, settings: Mapping[str, Any], out: Path | None, checkpoint: Path
 ) -> None:
     """Fit, and write the model into a folder, if this process is to write it."""
-    from lacova.files import write_table
-    from lacova.interrupt import InterruptedWarning
+    from lacova.data.io.files import write_table
+    from lacova.training.interrupt import InterruptedWarning
 
     try:
         with warnings.catch_warnings():
@@ -153,8 +154,8 @@ def _rows(data: Path, table: Any, held_out: Any) -> str:
 
 def _learner(roles: Schema, name: str, settings: dict[str, Any]) -> tuple[Model, dict[str, Any]]:
     """The model that was asked for, or that suits the schema, and options of its training."""
-    from lacova.models import GPPriorVAE
-    from lacova.named import class_of, made
+    from lacova.models.conditional import GPPriorVAE
+    from lacova.models.named import class_of, made
 
     if name == "auto":
         name = "cvae" if roles.instance is None and roles.time is None else "gp"
@@ -166,7 +167,7 @@ def _learner(roles: Schema, name: str, settings: dict[str, Any]) -> tuple[Model,
 
 def _check_run(out: Path, force: bool) -> None:
     """Refuse to write over what is no model of ours, or over one that nobody agreed to lose."""
-    from lacova.schema import DataError
+    from lacova.data.errors import DataError
 
     if out.exists() and not out.is_dir():
         raise DataError(f"{out} is a file; --out names a folder for the model.")
@@ -180,7 +181,7 @@ def _check_run(out: Path, force: bool) -> None:
 
 def _check_checkpoint(checkpoint: Path, every: int, resume: bool, force: bool) -> bool:
     """Whether to go on from a checkpoint; one that is there is neither used nor lost unless somebody said so."""
-    from lacova.schema import DataError
+    from lacova.data.errors import DataError
 
     if resume and force:
         raise ValueError("give --resume to go on or --force to start again, not both.")
@@ -197,7 +198,7 @@ def _check_checkpoint(checkpoint: Path, every: int, resume: bool, force: bool) -
 @contextmanager
 def _new_folder(out: Path) -> Iterator[Path]:
     """A temporary folder beside `out` that takes its place if all goes well, and vanishes otherwise."""
-    from lacova.schema import DataError
+    from lacova.data.errors import DataError
 
     temporary = Path(tempfile.mkdtemp(prefix=".lacova-", dir=out.parent))
     old = temporary.with_name(f"{temporary.name}-old")
@@ -224,7 +225,7 @@ def _split(table: Any, roles: Schema, share: float, seed: int) -> tuple[Any, Any
     import numpy as np
     import pandas as pd
 
-    from lacova.parquet import Source, open_source
+    from lacova.data.io.parquet import Source, open_source
 
     if not 0.0 <= share < 1.0:
         raise ValueError(f"--validation-share is {share}; expected a share of at least 0 and below 1.")

@@ -33,8 +33,8 @@ def shift(
     quiet: Quiet = False,
 ) -> None:
     """Add stated amounts to imputed values, never to observed ones, of completed tables; DATA is the one with gaps."""
-    from lacova.files import check_output
-    from lacova.sensitivity import shift_imputed
+    from lacova.analysis.sensitivity import shift_imputed
+    from lacova.data.io.files import check_output
 
     if out is not None:
         check_output(out)
@@ -60,7 +60,7 @@ def _by_level(tables: pd.DataFrame, by: str, amounts: str, text: str) -> dict[An
 
 
 def _level(tables: pd.DataFrame, column: str, text: str) -> Any:
-    from lacova.columns import reads_like
+    from lacova.data.columns import reads_like
 
     return reads_like(tables[column].dropna().unique().tolist(), text) if column in tables else text
 
@@ -87,10 +87,10 @@ def pool(
 
     Rows count as independent: choose one row per patient by --where.
     """
-    from lacova.columns import some
-    from lacova.errors import DataError, meant
-    from lacova.files import check_output
-    from lacova.regression import pool_regression
+    from lacova.analysis.regression import pool_regression
+    from lacova.data.columns import some
+    from lacova.data.errors import DataError, meant
+    from lacova.data.io.files import check_output
 
     if out is not None:
         check_output(out)

@@ -54,8 +54,8 @@ def study(
     as_json: AsJson = False,
 ) -> None:
     """Prepare a clinical trial: from its SDTM domains to a table of visits."""
+    from lacova.data.io.files import check_folder, check_output
     from lacova.datasets import sdtm
-    from lacova.files import check_folder, check_output
 
     check_output(out)
     check_folder(schema.parent)
@@ -87,8 +87,8 @@ def schema(
     quiet: Quiet = False,
 ) -> None:
     """Propose the roles of a table's columns, to be checked and edited."""
-    from lacova.files import check_folder, read_table
-    from lacova.schema import Schema
+    from lacova.data.io.files import check_folder, read_table
+    from lacova.data.schema import Schema
 
     if out is not None:
         check_folder(out.parent)

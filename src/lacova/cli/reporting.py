@@ -31,7 +31,7 @@ def report(
     quiet: Quiet = False,
 ) -> None:
     """Write a report: data and gaps, model, training, quality of imputation, patients, effects, as one HTML file."""
-    from lacova.files import check_folder
+    from lacova.data.io.files import check_folder
     from lacova.report import write
 
     if out.suffix.lower() not in (".html", ".htm"):

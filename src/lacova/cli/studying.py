@@ -40,7 +40,7 @@ def effects(
     as_json: AsJson = False,
 ) -> None:
     """Say which part of the prior explains which measurement; with --out, also its effect at every row."""
-    from lacova.models import GPPriorVAE
+    from lacova.models.conditional import GPPriorVAE
 
     model, table = prepare_whole(run, data, out, device)
     if not isinstance(model, GPPriorVAE):
@@ -77,7 +77,7 @@ def whatif(
     as_json: AsJson = False,
 ) -> None:
     """Predict with some covariates set to other values, beside the prediction as things are."""
-    from lacova.files import check_output
+    from lacova.data.io.files import check_output
 
     if draws_out is not None:
         check_output(draws_out)

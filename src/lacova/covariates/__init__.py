@@ -1,1 +1,1 @@
-"""Covariates with gaps: the space they live in, beliefs about them, and expectations under those beliefs."""
+"""Missing covariates: their prior p(x), their posterior q(x_u | ·), and expectations over both."""

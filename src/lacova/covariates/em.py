@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lacova.covariates.mixture import Mixture
-from lacova.covariates.space import CovariateSpace
+from lacova.data.covariate_space import CovariateSpace
 
 CANDIDATES = (1, 2, 4, 8, 12, 16, 24)
 MAX_ROWS = 5_000

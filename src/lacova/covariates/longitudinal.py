@@ -13,11 +13,11 @@ import math
 import torch
 from torch import Tensor
 
-from lacova.covariates.law import Belief, RowPrior
 from lacova.covariates.mixture import Mixture
 from lacova.covariates.prior import CovariatePrior, FactorisedPrior, JointPrior
-from lacova.covariates.space import CovariateSpace
-from lacova.table import Table
+from lacova.data.covariate_space import CovariateSpace
+from lacova.data.distributions import Belief, RowPrior
+from lacova.data.encoder import Table
 
 RATES = torch.logspace(-4, 4, 161, dtype=torch.float64)  # per mean gap between visits
 MAX_PAIRS = 5_000  # pairs of visits that rates between levels are fitted to

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lacova.covariates.law import Belief
-from lacova.covariates.space import CovariateSpace
-from lacova.linalg import inverse_lower, log_det, solve_lower
+from lacova.data.covariate_space import CovariateSpace
+from lacova.data.distributions import Belief
+from lacova.nn.linalg import inverse_lower, log_det, solve_lower
 
 # Rows × components × K² numbers that are held at a time.
 CHUNK = 2_000_000

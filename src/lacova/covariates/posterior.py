@@ -8,13 +8,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lacova.batches import Batch
-from lacova.covariates.law import Belief
 from lacova.covariates.prior import FactorisedPrior, given
-from lacova.covariates.reading import Reading
-from lacova.covariates.space import CovariateSpace
-from lacova.measurements import MeasurementSpace
-from lacova.networks import mlp
+from lacova.covariates.static_regression import Reading
+from lacova.data.batches import Batch
+from lacova.data.covariate_space import CovariateSpace
+from lacova.data.distributions import Belief
+from lacova.data.measurement_space import MeasurementSpace
+from lacova.nn.networks import mlp
 
 
 class AmortisedPosterior(nn.Module):

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from lacova.batches import Batch
-from lacova.covariates import belief as beliefs
+from lacova.covariates import factorised
 from lacova.covariates.em import fit_mixture, regulariser, run_em
-from lacova.covariates.expectation import Scenarios
-from lacova.covariates.law import Belief, RowPrior
 from lacova.covariates.mixture import Mixture
-from lacova.covariates.space import CovariateSpace
-from lacova.table import Codec, Table
+from lacova.covariates.scenarios import Scenarios
+from lacova.data.batches import Batch
+from lacova.data.covariate_space import CovariateSpace
+from lacova.data.distributions import Belief, RowPrior
+from lacova.data.encoder import Codec, Table
 
 # A constant column has no spread; its belief still needs some.
 MIN_VARIANCE = 1e-6
@@ -37,15 +37,15 @@ class CovariatePrior(nn.Module, ABC):
 
     def kl(self, q: Belief, scenarios: Scenarios, batch: Batch) -> Tensor:
         """KL[q(x_u) ‖ p(x_u | x_o)] over the batch's unknowns: analytic, the prior being factorised given x_o."""
-        return beliefs.kl(q, given(batch).belief, batch, self.space)
+        return factorised.kl(q, given(batch).belief, batch, self.space)
 
     def draw(self, batch: Batch, draws: int, generator: torch.Generator) -> Tensor:
         """Completed covariates (draws×N×Q) from p(x_u | x_o)."""
-        return beliefs.draw(given(batch).belief, batch, self.space, draws, generator)
+        return factorised.draw(given(batch).belief, batch, self.space, draws, generator)
 
     def log_density(self, x: Tensor, batch: Batch, entries: Tensor | None = None) -> Tensor:
         """log p(x_u | x_o) of completed rows (draws×N×Q), over all gaps of a row or those in `entries`: draws×N."""
-        return beliefs.log_density(given(batch).belief, x, ~batch.x_mask if entries is None else entries, self.space)
+        return factorised.log_density(given(batch).belief, x, ~batch.x_mask if entries is None else entries, self.space)
 
 
 def given(batch: Batch) -> RowPrior:
@@ -157,7 +157,7 @@ class JointPrior(CovariatePrior):
         gaps = (~batch.x_mask.all(1)).to(batch.x.dtype)
         density = self.mixture.log_density(scenarios.x.to(self.mixture.mean.dtype)).to(batch.x.dtype)
         cross = (density * scenarios.row_weight * gaps[scenarios.row]).sum()
-        return beliefs.negative_entropy(q, batch, self.space) - cross + (given(batch).log_marginal * gaps).sum()
+        return factorised.negative_entropy(q, batch, self.space) - cross + (given(batch).log_marginal * gaps).sum()
 
     def draw(self, batch: Batch, draws: int, generator: torch.Generator) -> Tensor:
         x = batch.x.to(self.mixture.mean.dtype)

@@ -1,5 +1,6 @@
 """Data sets made on the spot, for demonstrations, tests and studies."""
 
+from lacova.data.masks import mask_at_random
 from lacova.datasets import sdtm
 from lacova.datasets.digits import rotated_digits
 from lacova.datasets.health import health_mnist
@@ -7,7 +8,6 @@ from lacova.datasets.sources import digit_images, mnist
 from lacova.datasets.sparse import drop_sparse
 from lacova.datasets.trial import simulated_trial, simulated_trial_effects, simulated_trial_mean
 from lacova.datasets.truth import true_covariates
-from lacova.masks import mask_at_random
 
 __all__ = [
     "digit_images",

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from lacova.data.schema import Schema
 from lacova.datasets.sources import by_class, embedded
-from lacova.schema import Schema
 
 Floats = npt.NDArray[np.float64]
 SIDE = 36

@@ -9,9 +9,9 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.special import expit
 
+from lacova.data.schema import Schema
 from lacova.datasets.digits import PIXELS, Floats, frame, transform
 from lacova.datasets.sources import CLASSES, Bytes, by_class, mnist
-from lacova.schema import Schema
 
 VISITS = 20
 ONSET = 9  # the visit in the middle of a sick patient's turn

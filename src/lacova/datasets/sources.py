@@ -16,8 +16,8 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from lacova.errors import DataError
-from lacova.files import first_line
+from lacova.data.errors import DataError
+from lacova.data.io.files import first_line
 
 Bytes = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from lacova.data.errors import DataError
+from lacova.data.schema import Schema
 from lacova.datasets.chains import Chains
 from lacova.datasets.sparse import drop_sparse
-from lacova.errors import DataError
-from lacova.schema import Schema
 
 Floats = npt.NDArray[np.float64]
 

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from lacova.data.errors import DataError
 from lacova.datasets.chains import Chains
 from lacova.datasets.trial import CHAINS, COVARIATES, KINDS, LONGEST, SHORTEST, VISIT, ages, sexes
-from lacova.errors import DataError
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.axes import Axes
 
-from lacova.errors import DataError
+from lacova.analysis.recovery import Recovery
+from lacova.data.errors import DataError
 from lacova.plot.style import BLUE, COLOURS, DASHES, MARKERS, known_column, new_axes, tidy
-from lacova.recovery import Recovery
 
 MOST = 6  # columns with lines of their own
 
@@ -19,7 +19,7 @@ def calibration(recovery: Recovery, columns: list[str] | None = None, *, ax: Axe
     numbers together would lie by chance if all were right; a column has fewer numbers, and may lie further off.
 
     Args:
-        recovery: what `lacova.recovery.recover` returns.
+        recovery: what `lacova.analysis.recovery.recover` returns.
         columns: which to show besides all together; None for up to six, and none where there are more.
         ax: where to draw; None for a new figure.
     """
@@ -50,7 +50,7 @@ def pit(recovery: Recovery, column: str | None = None, *, bins: int = 10, ax: Ax
     or too high.
 
     Args:
-        recovery: what `lacova.recovery.recover` returns.
+        recovery: what `lacova.analysis.recovery.recover` returns.
         column: which; None for all numbers together.
         bins: of the histogram.
         ax: where to draw; None for a new figure.

@@ -9,8 +9,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from scipy.stats import gaussian_kde
 
-from lacova.errors import DataError
-from lacova.model import Model
+from lacova.data.errors import DataError
+from lacova.models.base import Model
 from lacova.plot.style import BLUE, GREY, known_column, new_axes, table, tidy, without_gaps
 
 PRIOR, POSTERIOR = "prior, given other covariates", "posterior, given measurements too"

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from lacova.errors import DataError
-from lacova.model import Model
-from lacova.models import GPPriorVAE
+from lacova.data.errors import DataError
+from lacova.models.base import Model
+from lacova.models.conditional import GPPriorVAE
 from lacova.plot.style import BLUE, COLOURS, DASHES, MARKERS, frequent, known_column, new_axes, table, tidy
 
 BINS, LEAST_ROWS, LINES = 20, 5, 6

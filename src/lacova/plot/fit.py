@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from lacova.errors import DataError
-from lacova.model import Model
+from lacova.data.errors import DataError
+from lacova.models.base import Model
 from lacova.plot.style import COLOURS, DASHES, GREY, MARKERS, frequent, known_column, new_axes, table, tidy
 
 TERMS = {

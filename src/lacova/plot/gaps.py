@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patches import Patch
 
-from lacova.errors import DataError, meant
+from lacova.data.errors import DataError, meant
+from lacova.data.schema import Schema
 from lacova.plot.style import new_axes, table
-from lacova.schema import Schema
 
 NAMED_COLUMNS, NAMED_PATIENTS, MOST_LINES = 60, 30, 400
 LIGHT, DARK = "#dfe9f2", "#1f2933"

@@ -7,9 +7,9 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from lacova.dataframes import to_pandas
-from lacova.errors import DataError, meant
-from lacova.schema import Schema
+from lacova.data.errors import DataError, meant
+from lacova.data.io.dataframes import to_pandas
+from lacova.data.schema import Schema
 
 # The palette of Okabe and Ito, with a dark red in the place of its yellow, which is too light for lines; each entry
 # has its own marker and dash.

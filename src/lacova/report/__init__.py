@@ -13,17 +13,17 @@ import numpy as np
 import pandas as pd
 import torch
 
-from lacova.answers import whole
-from lacova.atomic import replacing
-from lacova.dataframes import to_pandas
-from lacova.errors import DataError, meant
-from lacova.model import Model
+from lacova import __version__
+from lacova.analysis.recovery import recover
+from lacova.data.errors import DataError, meant
+from lacova.data.io.atomic import replacing
+from lacova.data.io.dataframes import to_pandas
+from lacova.models.base import Model
+from lacova.models.inference import whole
+from lacova.models.snapshot import arguments
 from lacova.plot.style import without_gaps
-from lacova.recovery import recover
 from lacova.report import facts, page
 from lacova.report.warnings import warnings
-from lacova.snapshot import arguments
-from lacova.version import __version__
 
 CHECKED_ROWS, CHECKED_CELLS = 2000, 60_000  # rows and entries of which some are hidden
 

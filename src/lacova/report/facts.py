@@ -9,15 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from lacova.effects import Effects
-from lacova.model import Model
-from lacova.models import GPPriorVAE
+from lacova.analysis.recovery import LEVELS, Recovery
+from lacova.data.schema import Schema
+from lacova.inference.effects import Effects
+from lacova.models.base import Model
+from lacova.models.conditional import GPPriorVAE
 from lacova.plot.effects import LINES, binned, parts
 from lacova.plot.fit import TERMS, project
 from lacova.plot.patients import later
 from lacova.plot.style import frequent
-from lacova.recovery import LEVELS, Recovery
-from lacova.schema import Schema
 
 PATIENTS, MEASUREMENTS, FEW_MEASUREMENTS = 60, 40, 12  # to pick from
 NUMBERS = 350_000  # of patients to pick from, at most: about 8 bytes each

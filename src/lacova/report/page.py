@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lacova.model import Model
-from lacova.models import CVAE, GPPriorVAE
-from lacova.recovery import Recovery
+from lacova.analysis.recovery import Recovery
+from lacova.models.base import Model
+from lacova.models.conditional import CVAE, GPPriorVAE
 from lacova.report.facts import LEAST, PATIENTS
 
 LISTED = 100  # columns of which a table has lines: more are pixels

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lacova.model import Model
-from lacova.recovery import LEVELS, Recovery
+from lacova.analysis.recovery import LEVELS, Recovery
+from lacova.models.base import Model
 from lacova.report.facts import Facts
 
 EMPTY, FEW_VALUES, FEW_UNITS = 0.9, 20, 30

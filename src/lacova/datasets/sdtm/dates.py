@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from lacova.errors import DataError
+from lacova.data.errors import DataError
 
 PATTERN = r"^(?P<year>\d{4}|-)(?:-(?P<month>\d{2}|-)(?:-(?P<day>\d{2}|-))?)?$"
 

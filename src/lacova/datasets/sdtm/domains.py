@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pandas as pd
 
-from lacova import files
-from lacova.errors import DataError, meant
+from lacova.data.errors import DataError, meant
+from lacova.data.io import files
 
 SAS = (".xpt", ".sas7bdat")
 SUFFIXES = (*files.SUFFIXES, *SAS)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from lacova.data.errors import DataError, meant
 from lacova.datasets.sdtm.dates import elapsed, first_day, is_whole
 from lacova.datasets.sdtm.domains import Say, read_domain, unsaid
-from lacova.errors import DataError, meant
 
 VISIT = ["patient", "visit"]
 QUALIFIER = {"LB": "LBSPEC", "VS": "VSPOS"}  # of a test: the specimen, the position of the body

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from lacova.errors import DataError
+from lacova.data.errors import DataError
 
 Scaling = Literal["minmax", "standard"]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from lacova.data.errors import DataError, meant
 from lacova.datasets.sdtm.dates import first_day, is_whole
 from lacova.datasets.sdtm.domains import Say, read_domain, unsaid
-from lacova.errors import DataError, meant
 
 NOT_ENROLLED = ("SCRNFAIL", "NOTASSGN")  # codes of an arm that is none
 

@@ -11,13 +11,13 @@ from typing import Literal, get_args
 import numpy as np
 import pandas as pd
 
+from lacova.data.io.files import kind, write_together
+from lacova.data.schema import Kind, Schema
 from lacova.datasets.sdtm import measurements as measured
 from lacova.datasets.sdtm.domains import Say, unsaid
 from lacova.datasets.sdtm.parts import Scaling, scale, scales, split_patients
 from lacova.datasets.sdtm.people import enrolled, read_people
 from lacova.datasets.sdtm.records import active, frequent, read_records, spans
-from lacova.files import kind, write_together
-from lacova.schema import Kind, Schema
 
 Kinds = Literal["infer", "gaussian"]
 

@@ -1,0 +1,1 @@
+"""What is done with answers: comparing models, pooling, regression, sensitivity."""

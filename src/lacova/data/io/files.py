@@ -1,0 +1,130 @@
+"""Tables as files: CSV and Parquet by suffix, read with care and written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pandas as pd
+
+from lacova.data.errors import DataError
+from lacova.data.io.atomic import replacing
+
+SUFFIXES = (".csv", ".csv.gz", ".parquet")
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """Read a table; DataError says what is wrong with a file that is none."""
+    suffix = kind(path)
+    if not path.exists():
+        raise DataError(f"there is no file {path}.")
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; name a file.")
+    with reading(path, suffix):
+        frame = pd.read_parquet(path) if suffix == ".parquet" else _read_csv(path)
+    if len(frame) == 0:
+        raise DataError(f"{path} has a header but no rows.")
+    return frame
+
+
+@contextmanager
+def reading(path: Path, suffix: str) -> Iterator[None]:
+    """What a reader of such files may raise, as a DataError that says what is wrong with the file."""
+    try:
+        yield
+    except DataError:
+        raise
+    except pd.errors.EmptyDataError:
+        raise DataError(f"{path} is empty; expected a header and rows.") from None
+    except pd.errors.ParserError as error:
+        reason = str(error).removeprefix("Error tokenizing data. C error: ").strip().rstrip(".")
+        raise DataError(f"{path} cannot be read as CSV: {reason}. Expected values separated by commas.") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is not text in UTF-8; save it as a CSV file in UTF-8, or as Parquet.") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {first_line(error)}.") from None
+    except Exception as error:
+        if suffix in (".csv", ".csv.gz"):
+            raise
+        name = "Parquet" if suffix == ".parquet" else "SAS"
+        raise DataError(f"{path} is no {name} file: {first_line(error)}.") from None
+
+
+def _read_csv(path: Path) -> pd.DataFrame:
+    frame = pd.read_csv(path, low_memory=False)
+    names = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0]  # pandas renames what comes twice
+    twice = names[names.duplicated()].dropna().unique().tolist()
+    if twice:
+        raise DataError(f"{path} has more than one column named {twice[0]!r}; rename or drop all but one.")
+    if frame.shape[1] == 1:
+        header = str(frame.columns[0])
+        for mark, name in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
+            if mark in header:
+                raise DataError(
+                    f"{path} has one column, {header[:60]!r}: its values seem to be separated by {name}. "
+                    "Save it with commas, or as Parquet."
+                )
+    return frame
+
+
+def check_output(path: Path) -> None:
+    """Refuse an output that could not be written, before any work is done for it."""
+    kind(path)
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; name a file to write.")
+    check_folder(path.parent)
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder into which nothing can be written."""
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder} to write into; make it first.")
+    if not os.access(folder, os.W_OK):
+        raise DataError(f"the folder {folder} is not writable; choose another, or change its permissions.")
+
+
+def write_table(frame: pd.DataFrame, path: Path, index: bool = False) -> None:
+    """Write under a temporary name, then rename: there is the whole file, the old one, or none."""
+    suffix = kind(path)
+    with _whole(path) as temporary:
+        _write(frame, temporary, suffix, index)
+
+
+def write_together(tables: Mapping[Path, pd.DataFrame], texts: Mapping[Path, str]) -> None:
+    """Write files that belong together: none gets its name before all are written."""
+    with ExitStack() as stack:
+        for path, frame in tables.items():
+            _write(frame, stack.enter_context(_whole(path)), kind(path))
+        for path, text in texts.items():
+            stack.enter_context(_whole(path)).write_text(text, encoding="utf-8", newline="\n")
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    try:
+        with replacing(path) as temporary:
+            yield temporary
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {first_line(error)}.") from None
+
+
+def _write(frame: pd.DataFrame, path: Path, suffix: str, index: bool = False) -> None:
+    if suffix == ".parquet":
+        frame.to_parquet(path, index=index)
+    else:
+        frame.to_csv(path, index=index, compression="gzip" if suffix == ".csv.gz" else None)
+
+
+def kind(path: Path, suffixes: Iterable[str] = SUFFIXES) -> str:
+    """The suffix, of those that are known, that a file's name ends in."""
+    for suffix in suffixes:
+        if path.name.lower().endswith(suffix):
+            return suffix
+    raise DataError(f"{path} ends in {path.suffix or 'nothing'!r}; expected one of {', '.join(suffixes)}.")
+
+
+def first_line(error: BaseException) -> str:
+    text = getattr(error, "strerror", None) or str(error).strip().split("\n")[0]
+    return (text or type(error).__name__).rstrip(".")

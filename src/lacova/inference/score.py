@@ -1,0 +1,150 @@
+"""How well measurements are predicted or imputed, without holding all draws at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from lacova.data.encoder import Codec, Table
+from lacova.data.measurement_space import LEVELS as CODED
+from lacova.data.scaling import Floats
+from lacova.inference.metrics import covered, crps, gaussian_nll
+from lacova.inference.predict import Draws, predictive_draws
+from lacova.inference.vae import ConditionalVAE
+
+LEVELS = {"coverage50": 0.5, "coverage90": 0.9, "coverage95": 0.95}
+CATEGORY = ("accuracy", "brier")
+
+
+class Asked(NamedTuple):
+    """Draws for some rows, the true measurements of these rows (n×D), and which of their entries count (n×D)."""
+
+    draws: Draws
+    y: Tensor
+    mask: Tensor
+
+
+@torch.no_grad()
+def predictions(
+    vae: ConditionalVAE, parts: Iterable[tuple[Table, torch.Generator]], draws: int
+) -> Iterator[Asked]:  # fmt: skip
+    """Every row of some tables predicted from its covariates alone; all its observed measurements count.
+
+    Args:
+        vae: the trained model.
+        parts: tables, each with its source of noise.
+        draws: of each row.
+    """
+    for table, generator in parts:
+        everything = torch.ones(len(table), dtype=torch.bool)
+        for part in predictive_draws(vae, table, everything, draws, generator):
+            yield Asked(part, table.y[part.rows], table.y_mask[part.rows])
+
+
+@torch.no_grad()
+def by_column(vae: ConditionalVAE, codec: Codec, asked: Iterable[Asked]) -> tuple[pd.DataFrame, int]:
+    """Compare draws with the truth.
+
+    Returns one row per measurement, each a mean over the column's `entries` that count and in its own units: `nll`, the
+    predictive negative log-likelihood; for numbers `rmse`, `crps` and `coverage50`, `coverage90` and `coverage95` of
+    central intervals; for categories `accuracy` of the most probable level and `brier`, the squared distance of the
+    levels' probabilities from what is observed. NaN where nothing is observed, or a score does not apply. Beside that,
+    how many rows there were.
+
+    The nll of a Gaussian column is that of its predictive mean and variance; of others, −log of the mean over draws of
+    p(y | draw). Values beyond a limit of detection are compared as recorded: draws are moved to the limit, too.
+    """
+    space, rows = codec.measurements, 0
+    own = not (space.plain and codec.scales.linear.all())
+    coded = space.columns(*CODED)
+    names = ("entries", "nll", "square", "crps", *LEVELS, *(CATEGORY if coded else ()))
+    sums = {name: np.zeros(len(space)) for name in names}
+    for part, y, mask in asked:
+        rows += len(y)
+        found = _own_scores(vae, codec, part, y) if own else _encoded_scores(part, y)
+        for name, each in {"entries": mask, **found}.items():
+            sums[name] += torch.where(mask.to(each.device), each.double(), 0.0).sum(0).cpu().numpy()
+    entries = np.where(sums["entries"] > 0, sums["entries"], np.nan)
+    unit = np.ones(len(space)) if own else codec.y_scale
+    columns = {
+        "entries": sums["entries"].astype(int),
+        "nll": sums["nll"] / entries + np.log(unit),
+        "rmse": np.sqrt(sums["square"] / entries) * unit,
+        "crps": sums["crps"] / entries * unit,
+        **{name: sums[name] / entries for name in names[4:]},
+    }
+    for name, values in columns.items():
+        if coded and name not in ("entries", "nll"):
+            values[[d for d in range(len(space)) if (d in coded) != (name in CATEGORY)]] = np.nan
+    return pd.DataFrame(columns, index=pd.Index(codec.schema.measurements, name="measurement")), rows
+
+
+def _encoded_scores(part: Draws, y: Tensor) -> dict[str, Tensor]:
+    ordered = part.y.sort(0).values
+    return {
+        "nll": gaussian_nll(part.location, part.var, y),
+        "square": (part.location.mean(0) - y).square(),
+        "crps": crps(ordered, y),
+        **{name: covered(ordered, y, level) for name, level in LEVELS.items()},
+    }
+
+
+def _own_scores(vae: ConditionalVAE, codec: Codec, part: Draws, y: Tensor) -> dict[str, Tensor]:
+    drawn, truth, mean = codec.own(part.y), torch.as_tensor(codec.own(y)), codec.own(part.location.mean(0))
+    bent = ~codec.scales.linear
+    for name, (lower, upper) in codec.schema.limits.items():
+        d = codec.schema.measurements.index(name)
+        drawn[..., d] = np.clip(drawn[..., d], lower, upper)
+        bent[d] = True
+        for end, beyond in zip((lower, upper), codec.beyond(y)[:, :, d], strict=True):
+            truth[beyond, d] = math.nan if end is None else end  # decoded, it would be the limit but for the last digit
+    mean[:, bent] = drawn[..., bent].mean(0)
+    ordered = torch.as_tensor(drawn).sort(0).values
+    found = {
+        "nll": _nll(vae, codec, part, y),
+        "square": (torch.as_tensor(mean) - truth).square(),
+        "crps": crps(ordered, truth),
+        **{name: covered(ordered, truth, level) for name, level in LEVELS.items()},
+    }
+    if part.chances is not None:
+        hit = torch.nn.functional.one_hot(y.long().clamp(0, part.chances.shape[-1] - 1), part.chances.shape[-1])
+        found["accuracy"] = part.chances.argmax(-1) == y
+        found["brier"] = (part.chances - hit).square().sum(-1)
+    return found
+
+
+def _nll(vae: ConditionalVAE, codec: Codec, part: Draws, y: Tensor) -> Tensor:
+    """Per entry and in own units: of the predictive mean and variance of Gaussian columns, else of the mixture."""
+    gaussian = torch.zeros(y.shape[1], dtype=torch.bool, device=y.device)
+    gaussian[codec.measurements.columns("gaussian")] = True
+    linear = torch.as_tensor(codec.scales.linear, device=y.device)
+    var = part.var.expand_as(part.location)
+    each = -gaussian_nll(part.location[None], torch.where(gaussian, var, 1.0)[None], y)
+    if part.outputs is not None:
+        each = torch.where(gaussian, each, vae.likelihood.each(part.outputs, y))
+    mixture = math.log(len(each)) - each.double().logsumexp(0)
+    matched = gaussian_nll(part.location, torch.where(gaussian, var, 1.0), y)
+    return torch.where(gaussian & linear, matched.double(), mixture) - codec.log_slopes(y)
+
+
+def overall(scores: pd.DataFrame, scale: Floats, rows: int) -> dict[str, float]:
+    """One figure per score: `nll` as a sum per row, the others per entry, `rmse` and `crps` divided by the scale."""
+    entries = scores["entries"].to_numpy()
+
+    def mean(values: Floats) -> float:
+        seen = (entries > 0) & ~np.isnan(values)
+        total = int(entries[seen].sum())
+        return float((values * entries)[seen].sum() / total) if total else math.nan
+
+    return {
+        "nll": mean(scores["nll"].to_numpy()) * int(entries.sum()) / rows,
+        "rmse": math.sqrt(mean((scores["rmse"].to_numpy() / scale) ** 2)),
+        "crps": mean(scores["crps"].to_numpy() / scale),
+        **{name: mean(scores[name].to_numpy()) for name in (*LEVELS, *CATEGORY) if name in scores},
+    }

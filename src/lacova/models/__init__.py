@@ -1,0 +1,1 @@
+"""The public models, how they are built, and how they are saved."""

@@ -1,0 +1,1 @@
+"""Linear algebra, the posterior of z as tensors, encoders and decoders."""

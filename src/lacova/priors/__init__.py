@@ -1,0 +1,1 @@
+"""p(z | x): standard normal, conditional, mixture, temporal, Gaussian process."""

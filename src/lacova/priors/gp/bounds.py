@@ -1,0 +1,159 @@
+"""KL[N(μ, W) ‖ N(0, Σ)] per latent dimension: exact, and the two upper bounds that mini-batches estimate.
+
+Shapes: L latent dimensions first, then rows. K completed rows stand for the batch's rows under their scenarios.
+Whitened throughout: a_i = C⁻¹ k(S, x_i) with C Cᵀ = K_SS, so that k(x_i, S) K_SS⁻¹ u = a_iᵀ v.
+The bounds are computed in the precision of their inputs. The statistics of v are summed in float64: what a large table
+says of v exceeds its prior by more than float32 can hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lacova.data.batches import Blocks
+from lacova.nn.linalg import add_jitter, cholesky, identity, inverse_lower, log_det, whiten, whitener
+from lacova.priors.gp.inducing import NaturalStatistics, Whitened
+from lacova.priors.gp.kernels import AdditiveKernel
+
+# K_SS is zero where a linear kernel of a constant column is all there is; less than a rounding error otherwise.
+VANISHING = 1e-20
+
+
+class Bound(NamedTuple):
+    """An upper bound without KL[q(v) ‖ p(v)]: its value for the batch, and the statistics that move q(v)."""
+
+    value: Tensor
+    statistics: NaturalStatistics
+
+
+def exact_kl(mean: Tensor, var: Tensor, covariance: Tensor) -> Tensor:
+    """KL[N(μ, diag σ²) ‖ N(0, Σ)] (L,) with dense Σ (L×N×N): for tests and small N.
+
+    ½ [ tr(Σ⁻¹W) + μᵀΣ⁻¹μ − N + log|Σ| − Σ log σ_i² ]
+    """
+    factor = cholesky(covariance, jitter=0.0)
+    size = mean.shape[-1]
+    inverse_factor = inverse_lower(factor)
+    trace = (inverse_factor.square() * var[:, None, :]).sum((-2, -1))
+    quadratic = (inverse_factor @ mean[..., None]).square().sum((-2, -1))
+    return 0.5 * (trace + quadratic - size + log_det(factor) - var.log().sum(-1))
+
+
+def project(
+    kernel: AdditiveKernel, inducing: Tensor, x: Tensor, jitter: float | None = None, *,
+    part: Sequence[int] | None = None,
+) -> Tensor:  # fmt: skip
+    """a (L×M×K): the rows x seen from the inducing inputs, under the shared components, or those in `part`."""
+    gram = kernel(inducing, inducing, kernel.shared)
+    eye = identity(len(inducing), gram.dtype, gram.device)
+    cross = kernel(inducing, x, kernel.shared if part is None else part)
+    return whiten(add_jitter(gram, jitter) + VANISHING * eye, cross)
+
+
+def row_bound(
+    a: Tensor, prior_var: Tensor, q: Whitened, noise: Tensor, mean: Tensor, var: Tensor,
+    row: Tensor, weight: Tensor, scale: float | Tensor, real: Tensor | None = None,
+) -> Bound:  # fmt: skip
+    """D̂³, eq. 11 of the paper, in expectation over scenarios; less KL[q(v) ‖ p(v)], which the caller adds once.
+
+    ½ N/N̂ Σ_i { σ_z⁻² E[(a_iᵀm − μ_i)² + K̃_ii + a_iᵀHa_i] + σ_z⁻²σ_i² − log σ_i² + log σ_z² − 1 }
+
+    Args:
+        a: projections of the K completed rows (L×M×K).
+        prior_var: k(x, x) of the shared components at the completed rows (L×K).
+        q: belief about v.
+        noise: σ_z² (L,).
+        mean, var: encoder output of the batch's rows (L×N̂).
+        row: batch row behind each completed row (K,).
+        weight: probability of each completed row within its batch row (K,).
+        scale: N/N̂.
+        real: 0 for rows (N̂,) that only fill up a shape; None if there are none.
+    """
+    target = mean[:, row]
+    uncertain = (row_misfit(a, prior_var, q, target) * weight).sum(-1) / noise
+    certain = _total(var / noise[:, None] - var.log() + noise.log()[:, None] - 1.0, real)
+    statistics = row_statistics(a, noise, target, scale * weight)
+    return Bound(0.5 * scale * (uncertain + certain).sum(), statistics)
+
+
+def row_misfit(a: Tensor, prior_var: Tensor, q: Whitened, target: Tensor) -> Tensor:
+    """E (f_i − z_i)² under q(v) and p(f | v) (L×K), z being `target` (L×K): (a_iᵀm − z_i)² + K̃_ii + a_iᵀHa_i."""
+    misfit = (torch.einsum("lmk,lm->lk", a, q.mean) - target).square()
+    residual = prior_var - a.square().sum(1)
+    return misfit + residual + q.spread(a)
+
+
+def row_statistics(a: Tensor, noise: Tensor, target: Tensor, weight: Tensor) -> NaturalStatistics:
+    """What rows at latent values `target` (L×K) say of v, each counted `weight` (K,) times."""
+    wide = a.detach().double()
+    weighted = wide * (weight / noise[:, None]).detach()[:, None, :]
+    return NaturalStatistics(weighted @ wide.mT, (weighted @ target.detach().double()[..., None])[..., 0])
+
+
+def patient_bound(
+    kernel: AdditiveKernel, a: Tensor, x: Tensor, pad: Blocks, q: Whitened, noise: Tensor,
+    mean: Tensor, var: Tensor, row: Tensor, weight: Tensor, scale: float | Tensor, shared: Tensor | None = None,
+    real: Tensor | None = None,
+) -> Bound:  # fmt: skip
+    """D̂⁴, the paper's bound for longitudinal data, in expectation over scenarios; less KL[q(v) ‖ p(v)].
+
+    ½ P/P̂ Σ_p E{ r_pᵀΣ̂_p⁻¹r_p + tr(Σ̂_p⁻¹W_p) + log|Σ̂_p| + tr(Σ̂_p⁻¹K̃_p) + tr(H a_pΣ̂_p⁻¹a_pᵀ) − Σ log σ_i² − n_p },
+    r_p = a_pᵀm − μ_p, Σ̂_p = K_p^(R) + σ_z²I, K̃_p = K_p^(A) − a_pᵀa_p.
+
+    Args are those of `row_bound`, and x (K×Q) the completed rows, `pad` their places by scenario, that is, by
+    completed patient; `weight` (V,) is the probability of each scenario. `shared` (L×V×n×n) replaces K^(A) within
+    patients where rows are uncertain.
+    """
+    each, statistics = patient_parts(kernel, a, x, pad, q, noise, mean[:, row], var[:, row], shared)
+    certain = _total(-var.log() - 1.0, real)
+    return Bound(0.5 * scale * ((each * weight).sum(-1) + certain).sum(), statistics(scale * weight))
+
+
+def patient_parts(
+    kernel: AdditiveKernel, a: Tensor, x: Tensor, pad: Blocks, q: Whitened, noise: Tensor, target: Tensor,
+    var: Tensor | None, shared: Tensor | None = None,
+) -> tuple[Tensor, Callable[[Tensor], NaturalStatistics]]:  # fmt: skip
+    """What stands in the braces of D̂⁴ for each scenario (L×V), but for what depends on W_p alone.
+
+    Args are those of `patient_bound`, but for latent values and their variances at the completed rows (L×K each), None
+    for values without any. Beside that, what moves q(v), given how often each scenario counts (V,).
+    """
+    both = pad.filled[:, :, None] & pad.filled[:, None, :]
+    xb = x[pad.places]
+    root = own_whitener(kernel, xb, pad, noise)
+    shared = torch.where(both, kernel(xb, xb, kernel.shared) if shared is None else shared, 0.0)  # L×V×n×n
+    ab = pad.gather(a).permute(0, 2, 3, 1)  # L×V×n×M
+    target = pad.gather(target)  # L×V×n
+
+    misfit = torch.einsum("lvnm,lm->lvn", ab, q.mean) - target
+    white_a = root @ ab
+    white_misfit = (root @ misfit[..., None])[..., 0]
+    residual = ((root @ shared) * root).sum((-2, -1)) - white_a.square().sum((-2, -1))
+    spread = q.spread(white_a.flatten(1, 2).mT).unflatten(-1, white_a.shape[1:3]).sum(-1)
+    trace = 0.0 if var is None else (root.square().sum(-2) * pad.gather(var)).sum(-1)
+    log_determinant = -2.0 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    each = white_misfit.square().sum(-1) + trace + log_determinant + residual + spread  # L×V
+
+    def statistics(weight: Tensor) -> NaturalStatistics:
+        wide = white_a.detach().double().flatten(1, 2)  # L×Vn×M
+        weighted = wide * weight.detach()[:, None].expand(pad.places.shape).reshape(-1, 1)
+        white_target = (root @ target[..., None]).detach().double().flatten(1, 2)
+        return NaturalStatistics(weighted.mT @ wide, (weighted.mT @ white_target)[..., 0])
+
+    return each, statistics
+
+
+def own_whitener(kernel: AdditiveKernel, x: Tensor, pad: Blocks, noise: Tensor) -> Tensor:
+    """Inverse Cholesky factor of Σ̂ = K^(R) + σ_z²I per block (L×V×n×n); padded places are unit and apart."""
+    both = pad.filled[:, :, None] & pad.filled[:, None, :]
+    own = torch.where(both, kernel(x, x, kernel.own), 0.0)
+    return whitener(own + torch.diag_embed(torch.where(pad.filled, noise[:, None, None], 1.0)))
+
+
+def _total(values: Tensor, real: Tensor | None) -> Tensor:
+    """Sum over the real ones of the rows, the last dimension."""
+    return values.sum(-1) if real is None else (values * real).sum(-1)

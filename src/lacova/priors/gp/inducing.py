@@ -1,0 +1,111 @@
+"""Inducing inputs S and the whitened belief q(v) = N(m, H) about the inducing values u = C v, C Cᵀ = K_SS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lacova.data.covariate_space import CovariateSpace
+from lacova.nn.linalg import cholesky, identity, inverse_lower, log_det
+
+
+@dataclass(frozen=True)
+class Whitened:
+    """q(v): the mean m (L×M) and the Cholesky factor of the precision H⁻¹ (L×M×M)."""
+
+    mean: Tensor
+    precision_factor: Tensor
+
+    @cached_property
+    def root(self) -> Tensor:
+        """R (L×M×M) with RᵀR = H: the inverse of the factor, which one step needs for many things."""
+        return inverse_lower(self.precision_factor)
+
+    def to(self, dtype: torch.dtype) -> Whitened:
+        """The same belief in another precision; its root is found before it is rounded."""
+        if dtype == self.mean.dtype:
+            return self
+        other = Whitened(self.mean.to(dtype), self.precision_factor.to(dtype))
+        other.__dict__["root"] = self.root.to(dtype)
+        return other
+
+    def spread(self, a: Tensor) -> Tensor:
+        """aᵀ H a for each column of a (L×M×n): L×n."""
+        return (self.root @ a).square().sum(-2)
+
+    def kl(self) -> Tensor:
+        """KL[N(m, H) ‖ N(0, I)], summed over latent dimensions."""
+        size = self.mean.shape[-1]
+        trace: Tensor = torch.linalg.vector_norm(self.root, dim=(-2, -1)) ** 2
+        return 0.5 * (trace + self.mean.square().sum(-1) - size + log_det(self.precision_factor)).sum()
+
+
+class NaturalStatistics(NamedTuple):
+    """What the data say of v: precision A (L×M×M) and its product with the mean, b (L×M), scaled to the table."""
+
+    precision: Tensor
+    shift: Tensor
+
+
+class InducingPoints(nn.Module):
+    """S, learnt by gradient in its continuous columns, and q(v) in natural parameters, moved by natural gradients.
+
+    Starts from m = 0, H = I, where the KL of q(v) is zero.
+    """
+
+    precision: Tensor
+    shift: Tensor
+    levels: Tensor
+    order: Tensor
+
+    def __init__(
+        self, inputs: Tensor, space: CovariateSpace, latent_dim: int, dtype: torch.dtype = torch.float64
+    ) -> None:
+        super().__init__()
+        count = len(inputs)
+        inputs = inputs.to(dtype)
+        order = torch.tensor([*space.continuous, *space.categorical], dtype=torch.long).argsort()
+        self.register_buffer("order", order, persistent=False)
+        self.locations = nn.Parameter(inputs[:, space.continuous].clone())
+        self.register_buffer("levels", inputs[:, space.categorical].clone())
+        self.register_buffer("precision", torch.eye(count, dtype=dtype).repeat(latent_dim, 1, 1))
+        self.register_buffer("shift", torch.zeros(latent_dim, count, dtype=dtype))
+
+    @property
+    def inputs(self) -> Tensor:
+        """S (M×Q)."""
+        return torch.cat([self.locations, self.levels], dim=1)[:, self.order]
+
+    def belief(self) -> Whitened:
+        """q(v)."""
+        factor = cholesky(self.precision, jitter=0.0)
+        root = inverse_lower(factor)
+        q = Whitened((root.mT @ (root @ self.shift[..., None]))[..., 0], factor)
+        q.__dict__["root"] = root  # of the cached property
+        return q
+
+    @torch.no_grad()
+    def natural_step(self, statistics: NaturalStatistics, rate: float) -> None:
+        """One natural-gradient step: H⁻¹ ← (1−ρ) H⁻¹ + ρ (I + A), H⁻¹m ← (1−ρ) H⁻¹m + ρ b.
+
+        The bounds are quadratic in v, so that ρ = 1 on the whole table lands on their optimum.
+        """
+        eye = identity(self.precision.shape[-1], self.precision.dtype, self.precision.device)
+        self.precision.lerp_(eye + statistics.precision, rate)
+        self.shift.lerp_(statistics.shift, rate)
+
+
+def spread_rows(features: Tensor, count: int, seed: int) -> Tensor:
+    """Indices of at most `count` different rows, spread out by k-means++."""
+    values = features.double().numpy()
+    count = min(count, len(np.unique(values, axis=0)))
+    if count == 0:
+        return torch.zeros(0, dtype=torch.long)
+    from sklearn.cluster import kmeans_plusplus  # slow to import
+
+    return torch.as_tensor(kmeans_plusplus(values, count, random_state=seed)[1])

@@ -1,0 +1,82 @@
+import torch
+from torch.distributions import Categorical, Normal, kl_divergence
+
+from lacova.covariates.factorised import best_guess, draw, kl, log_density
+from tests.covariates import cases
+
+SPACE = cases.SPACE
+
+
+def test_kl_equals_a_loop_over_unknowns_with_static_ones_once_per_patient():
+    b = cases.batch()
+    q, p = cases.belief(b, seed=1), cases.belief(b, seed=2)
+    total, counted = 0.0, 0
+    for i in range(len(b)):
+        for c in range(len(SPACE.names)):
+            if b.x_mask[i, c] or (SPACE.static[c] and i > 0 and b.patient[i] == b.patient[i - 1]):
+                continue
+            counted += 1
+            if SPACE.levels[c]:
+                k = SPACE.levels[c]
+                total += kl_divergence(
+                    Categorical(logits=q.log_prob[i, c, :k]), Categorical(logits=p.log_prob[i, c, :k])
+                )
+            else:
+                total += kl_divergence(
+                    Normal(q.mean[i, c], q.var[i, c].sqrt()), Normal(p.mean[i, c], p.var[i, c].sqrt())
+                )
+    assert counted >= 8
+    torch.testing.assert_close(kl(q, p, b, SPACE), total, rtol=1e-8, atol=0)
+
+
+def test_kl_of_equal_beliefs_is_zero_and_gradients_are_finite():
+    b = cases.batch()
+    q = cases.belief(b)
+    assert kl(q, q, b, SPACE).abs() < 1e-12
+    logits = torch.zeros(len(b), 5, 3, dtype=torch.float64, requires_grad=True)
+    padded = torch.where(cases.belief(b).log_prob.isneginf(), -torch.inf, logits)
+    kl(type(q)(q.mean, q.var, torch.log_softmax(padded, -1)), q, b, SPACE).backward()
+    assert torch.isfinite(logits.grad).all()
+    assert (logits.grad != 0).any()
+
+
+def test_draws_keep_observed_entries_share_static_ones_and_have_the_right_law():
+    b = cases.batch(missing=0.5)
+    q = cases.belief(b)
+    x = draw(q, b, SPACE, 20_000, torch.Generator().manual_seed(0))
+    assert torch.equal(x[:, b.x_mask], b.x[b.x_mask].expand(20_000, -1))
+    for c in (3, 4):
+        assert torch.equal(x[:, :, c], x[:, b.owner, c])
+    for i, c in (~b.x_mask).nonzero().tolist():
+        if SPACE.levels[c]:
+            share = (x[:, i, c, None] == torch.arange(SPACE.max_levels)).double().mean(0)
+            torch.testing.assert_close(share, q.log_prob[i, c].exp(), rtol=0, atol=0.015)
+        else:
+            torch.testing.assert_close(x[:, i, c].mean(), q.mean[i, c], rtol=0, atol=0.04)
+            torch.testing.assert_close(x[:, i, c].var(), q.var[i, c], rtol=0.06, atol=0)
+
+
+def test_best_guess_is_mean_and_mode():
+    b = cases.batch()
+    q = cases.belief(b)
+    guess = best_guess(q, b, SPACE)
+    for i in range(len(b)):
+        for c in range(5):
+            want = b.x[i, c] if b.x_mask[i, c] else q.log_prob[i, c].argmax() if SPACE.levels[c] else q.mean[i, c]
+            assert guess[i, c] == want
+
+
+def test_log_density_sums_over_each_rows_gaps():
+    b = cases.batch()
+    q = cases.belief(b)
+    x = draw(q, b, SPACE, 3, torch.Generator().manual_seed(0))
+    value = log_density(q, x, ~b.x_mask, SPACE)
+    for d in range(3):
+        for i in range(len(b)):
+            want = 0.0
+            for c in (~b.x_mask[i]).nonzero()[:, 0].tolist():
+                if SPACE.levels[c]:
+                    want += q.log_prob[i, c, int(x[d, i, c])]
+                else:
+                    want += Normal(q.mean[i, c], q.var[i, c].sqrt()).log_prob(x[d, i, c])
+            torch.testing.assert_close(value[d, i], torch.as_tensor(want, dtype=torch.float64), rtol=1e-10, atol=1e-12)

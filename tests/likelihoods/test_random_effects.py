@@ -1,0 +1,299 @@
+"""Patients' own levels against dense normal distributions, in the bound, in imputation and in forecasts."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import lacova
+from lacova.data.batches import Batch, Batches, variance_parts
+from lacova.data.encoder import Codec
+from lacova.inference.objective import elbo
+from lacova.likelihoods.families import GaussianLikelihood
+from lacova.likelihoods.random_effects import DriftingIntercepts, Intercepts
+from lacova.training.options import FitOptions
+
+SCHEMA = lacova.Schema(["alt", "ast"], {"day": "continuous", "sex": "categorical"}, instance="id", time="day")
+NOISE = torch.tensor([0.5, 2.0, 0.1], dtype=torch.double)
+SPREAD = torch.tensor([1.5, 0.3, 0.02], dtype=torch.double)
+
+
+DRIFT = torch.tensor([0.8, 0.4, 0.05], dtype=torch.double)
+RATE = torch.tensor([0.7, 3.0, 0.2], dtype=torch.double)
+
+
+def batch(seed=0):
+    """Patients of 3, 1, 4 and 2 visits, three measurements with gaps; the last patient has none of the first.
+
+    The first column of x is the time, which two visits lack.
+    """
+    g = torch.Generator().manual_seed(seed)
+    patient = torch.tensor([0, 0, 0, 1, 2, 2, 2, 2, 3, 3])
+    y = torch.randn(10, 3, generator=g, dtype=torch.double)
+    mask = torch.rand(10, 3, generator=g) < 0.7
+    mask[8:, 0] = False
+    x = torch.rand(10, 1, generator=g, dtype=torch.double) * 3.0
+    known = torch.ones(10, 1, dtype=torch.bool)
+    known[[1, 6]] = False
+    return Batch(torch.where(mask, y, 0.0), mask, torch.where(known, x, 0.0), known, patient)
+
+
+def intercepts(drifting):
+    if not drifting:
+        return Intercepts(SPREAD)
+    found = DriftingIntercepts(SPREAD, DRIFT, 0)
+    with torch.no_grad():
+        found.raw_rate.copy_(RATE.log())
+    return found
+
+
+def likelihood():
+    found = GaussianLikelihood(NOISE, 1e-9)
+    torch.testing.assert_close(found.var, NOISE)
+    return found
+
+
+def covariance(rows, d, drifting):
+    """Of the levels of all rows on measurement d, patients apart."""
+    found = torch.zeros(10, 10, dtype=torch.double)
+    for i in range(10):
+        for j in range(10):
+            if rows.patient[i] == rows.patient[j]:
+                found[i, j] = SPREAD[d]
+                if drifting and (i == j or (rows.x_mask[i, 0] and rows.x_mask[j, 0])):
+                    found[i, j] += DRIFT[d] * torch.exp(-RATE[d] * abs(rows.x[i, 0] - rows.x[j, 0]))
+    return found
+
+
+both_kinds = pytest.mark.parametrize("drifting", [False, True], ids=["constant", "drifting"])
+
+
+@both_kinds
+def test_the_bound_is_the_density_of_correlated_residuals(drifting):
+    rows, location = batch(), torch.randn(2, 10, 3, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+    expected = torch.zeros(2, 4, dtype=torch.double)
+    for p in range(4):
+        for d in range(3):
+            at = ((rows.patient == p) & rows.y_mask[:, d]).nonzero()[:, 0]
+            if len(at):
+                own = covariance(rows, d, drifting)[at][:, at] + NOISE[d] * torch.eye(len(at), dtype=torch.double)
+                law = torch.distributions.MultivariateNormal(torch.zeros(len(at), dtype=torch.double), own)
+                expected[:, p] += law.log_prob(rows.y[at, d] - location[:, at, d])
+    apart = likelihood().log_prob(location, rows.y, rows.y_mask)
+    found = torch.zeros(2, 4, dtype=torch.double).index_add(1, rows.patient, apart)
+    torch.testing.assert_close(found + intercepts(drifting).gain(location, rows, NOISE), expected)
+
+
+@both_kinds
+def test_levels_are_the_conditional_of_the_joint_normal(drifting):
+    rows, location = batch(), torch.randn(1, 10, 3, dtype=torch.double, generator=torch.Generator().manual_seed(2))
+    draws = 20_000
+    found = intercepts(drifting).draw(location.expand(draws, -1, -1), rows, NOISE, torch.Generator().manual_seed(0))
+    expected = intercepts(drifting).expect(location, rows, NOISE)[0]
+    for d in range(3):
+        k, at = covariance(rows, d, drifting), rows.y_mask[:, d].nonzero()[:, 0]
+        gain = torch.linalg.solve(k[at][:, at] + NOISE[d] * torch.eye(len(at), dtype=torch.double), k[at]).T
+        mean = gain @ (rows.y[at, d] - location[0, at, d])
+        left = k - gain @ k[at]
+        torch.testing.assert_close(expected[:, d], mean)
+        torch.testing.assert_close(found.mean[0, :, d], mean)
+        torch.testing.assert_close(found.var.expand(draws, -1, -1)[0, :, d], left.diagonal())
+        drawn = found.drawn[:, :, d]
+        torch.testing.assert_close(drawn.mean(0), mean, rtol=0, atol=float(5 * (left.diagonal().max() / draws).sqrt()))
+        torch.testing.assert_close(drawn.T.cov(), left, rtol=0, atol=float(0.05 * left.diagonal().max()))
+
+
+def test_rows_that_fill_up_a_shape_change_nothing():
+    """As a captured step has them: more rows than any patient has places, of a patient of their own."""
+    rows, kind = batch(), intercepts(True)
+    location = torch.randn(2, 10, 3, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+    more = Batch(
+        *(torch.cat([part, part.new_zeros(6, part.shape[1])]) for part in (rows.y, rows.y_mask, rows.x)),
+        torch.cat([rows.x_mask, rows.x_mask.new_ones(6, 1)]), torch.cat([rows.patient, torch.full((6,), 4)]),
+        count=5, longest=4,
+    )  # fmt: skip
+    wide = torch.cat([location, torch.ones(2, 6, 3, dtype=torch.double)], 1)
+    torch.testing.assert_close(kind.gain(wide, more, NOISE)[:, :4], kind.gain(location, rows, NOISE))
+    torch.testing.assert_close(kind.gain(wide, more, NOISE)[:, 4], torch.zeros(2, dtype=torch.double))
+    torch.testing.assert_close(kind.expect(wide, more, NOISE)[:, :10], kind.expect(location, rows, NOISE))
+
+
+def test_variances_to_start_from_add_up():
+    rng = np.random.default_rng(0)
+    patient = np.repeat(np.arange(400), 5)
+    frame = pd.DataFrame({"id": patient, "day": rng.random(2000), "sex": "f"})
+    frame["alt"] = rng.normal(0, 2, 400)[patient] + rng.normal(0, 1, 2000)
+    frame["ast"] = rng.normal(0, 1, 2000)
+    table = Codec.learn(SCHEMA, frame, "none").encode(frame)
+    between, within = variance_parts(table.y, table.y_mask, table.patient)
+    np.testing.assert_allclose(between, [4.0, 0.0], atol=0.6)
+    np.testing.assert_allclose(within, [1.0, 1.0], rtol=0.1)
+    assert (between >= 0).all()
+
+
+def visits(patients=60, own=2.0, noise=0.5, seed=0):
+    rng = np.random.default_rng(seed)
+    patient = np.repeat(np.arange(patients), 6)
+    n = len(patient)
+    table = pd.DataFrame({"id": patient, "day": np.tile(np.arange(6.0), patients), "sex": rng.choice(["f", "m"], n)})
+    for name in SCHEMA.measurements:
+        table[name] = rng.normal(0, own, patients)[patient] + rng.normal(0, noise, n)
+    return table
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return lacova.GPPriorVAE(SCHEMA, latent_dim=2, inducing=8, scaling="none").fit(visits(), max_epochs=40, seed=0)
+
+
+def without_a_decoder(model):
+    """The same model, whose location is 0: y is a level and noise."""
+    _, vae = model._fitted()
+    with torch.no_grad():
+        for parameter in vae.decoder.parameters():
+            parameter.zero_()
+    return vae.likelihood.var.detach(), vae.intercepts.var.detach()
+
+
+def test_a_forecast_starts_from_the_patients_own_level(fitted):
+    new = visits(20, seed=5)
+    past, future = new[new.day < 3], new[new.day >= 3]
+    guess = fitted.predict(future, history=past, seed=1)
+    error = np.sqrt(((guess - future[list(SCHEMA.measurements)]) ** 2).mean().mean())
+    assert error < 0.8  # 0.5 is noise, 2.06 what a forecast without levels has
+    plain = lacova.GPPriorVAE(SCHEMA, latent_dim=2, inducing=8, scaling="none", patient_effects=False)
+    assert plain.fit(visits(), max_epochs=1)._vae.intercepts is None
+
+
+def test_shrunk_means_joint_draws_and_the_likelihood_of_a_row():
+    model = lacova.GPPriorVAE(SCHEMA, latent_dim=1, inducing=4, scaling="none", patient_effects="level").fit(
+        visits(30), max_epochs=2
+    )
+    noise, spread = without_a_decoder(model)
+    new = visits(3, seed=8)
+    past, future = new[new.day < 4], new[new.day >= 4]
+    total = past.groupby("id")[list(SCHEMA.measurements)].sum()
+    expected = spread.numpy() * total / (noise + 4 * spread).numpy()
+    found = model.predict(future, history=past).set_axis(future["id"])
+    np.testing.assert_allclose(found, expected.loc[future["id"]], rtol=1e-4, atol=1e-5)
+    drawn = model.sample(future.head(2), draws=4000, seed=2)["alt"].to_numpy().reshape(-1, 2)
+    share = float(spread[0] / (spread[0] + noise[0]))
+    assert np.corrcoef(drawn.T)[0, 1] == pytest.approx(share, abs=0.06)
+    assert drawn.var() == pytest.approx(float(spread[0] + noise[0]), rel=0.1)
+    y = torch.tensor(new[list(SCHEMA.measurements)].to_numpy()).float()
+    law = torch.distributions.Normal(0.0, (noise + spread).sqrt())
+    with torch.no_grad():  # q(z) close to p(z), so that importance weights hardly vary; y is independent of z
+        last = model._vae.encoder.head[-1]
+        last.weight.zero_(), last.bias.zero_()
+    alone = model.log_likelihood(new, draws=2000).to_numpy()
+    np.testing.assert_allclose(alone, law.log_prob(y).sum(1).numpy(), atol=0.3)
+
+
+def test_imputed_entries_follow_the_patients_others():
+    model = lacova.GPPriorVAE(SCHEMA, latent_dim=1, inducing=4, scaling="none", patient_effects="level").fit(
+        visits(30), max_epochs=2
+    )
+    noise, spread = without_a_decoder(model)
+    new = visits(3, seed=9)
+    gone = new.assign(alt=new["alt"].mask(new["day"] == 2.0))
+    seen = gone.groupby("id")["alt"].sum()
+    expected = float(spread[0]) * seen / float(noise[0] + 5 * spread[0])
+    found = model.impute(gone).loc[new["day"] == 2.0].set_index("id")["alt"]
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_levels_without_spread_change_nothing(monkeypatch):
+    table = visits(10)
+    model = lacova.GPPriorVAE(SCHEMA, latent_dim=2, inducing=6, patient_effects="level", level_slopes=False)
+    model.fit(table, max_epochs=1)
+    _, vae = model._fitted()
+    rows = Batches(model._encode(table)).batch(torch.arange(10))
+
+    def terms():
+        with torch.no_grad():
+            return elbo(vae, rows, torch.Generator().manual_seed(0)).named()
+
+    some = terms()
+    with torch.no_grad():
+        vae.intercepts.raw.fill_(-60.0)
+    none = terms()
+    monkeypatch.setattr(Intercepts, "gain", lambda self, location, batch, noise, usual: torch.zeros(1, 10))
+    assert none == pytest.approx(terms(), rel=1e-5)
+    assert abs(some["reconstruction"] - none["reconstruction"]) > 1.0
+
+
+def test_the_encoder_sees_the_patients_usual_and_what_a_visit_has_beyond_it():
+    table = visits(10)
+    model = lacova.GPPriorVAE(SCHEMA, latent_dim=2, inducing=6, scaling="none", patient_effects="level").fit(
+        table, max_epochs=1
+    )
+    _, vae = model._fitted()
+    seen = []
+    vae.encoder.register_forward_pre_hook(lambda _, given: seen.append(given))
+    with torch.no_grad():
+        vae.intercepts.raw.fill_(15.0)  # levels of any height: the usual is the patient's mean
+        model.embed(table)
+    (y, _, features), names = seen[0], list(SCHEMA.measurements)
+    usual = table.groupby("id")[names].transform("mean").to_numpy()
+    np.testing.assert_allclose(y, table[names].to_numpy() - usual, atol=1e-3)
+    np.testing.assert_allclose(features[:, -2:], usual, atol=1e-3)
+
+
+def test_a_table_without_patients_has_no_levels():
+    table = visits(10).drop(columns="id")
+    schema = lacova.Schema(["alt", "ast"], {"day": "continuous", "sex": "categorical"})
+    assert lacova.GPPriorVAE(schema, latent_dim=1).fit(table, max_epochs=1)._vae.intercepts is None
+    alone = Codec.learn(schema, table).encode(table)
+    with pytest.raises(ValueError, match="no patients"):
+        variance_parts(alone.y, alone.y_mask, alone.patient)
+
+
+def test_training_is_as_long_as_a_small_table_needs():
+    assert (FitOptions(batch_size=100).settled(100_000).epochs, FitOptions().settled(100_000).waits) == (200, 30)
+    small = FitOptions(batch_size=20).settled(130)  # 7 steps an epoch
+    assert (small.epochs, small.waits) == (429, 58)
+    told = FitOptions(batch_size=20, max_epochs=5, patience=2).settled(130)
+    assert (told.epochs, told.waits) == (5, 2)
+
+
+def test_a_measurement_that_is_constant_in_training_does_not_decide_when_to_stop():
+    train, held_out = visits(20), visits(6, seed=3)
+    same = {"ast": 0.0}
+    bounds = []
+    for other in (0.0, 40.0):
+        model = lacova.GPPriorVAE(SCHEMA, latent_dim=1, inducing=4, scaling="none")
+        with pytest.warns(UserWarning, match="constant"):
+            model.fit(train.assign(**same), held_out.assign(ast=other), max_epochs=3, batch_size=5)
+        bounds.append(model.training["validation"])
+    pd.testing.assert_series_equal(*bounds)
+
+
+def test_a_level_that_drifts_is_learnt_and_used():
+    """A random walk towards 0 besides a level: a gap is filled by the visits next to it, not by the patient's mean."""
+    rng = np.random.default_rng(4)
+    table = visits(80, own=0.7, noise=0.1)
+    walk = rng.normal(0, 1, (80, 1))
+    for _ in range(5):
+        last = walk[:, -1:]
+        walk = np.hstack([walk, np.exp(-0.3) * last + np.sqrt(1 - np.exp(-0.6)) * rng.normal(0, 1, (80, 1))])
+    table["alt"] += walk.reshape(-1)
+    gone = table.assign(alt=table["alt"].mask(table["day"] == 3.0))
+    error, models = {}, {}
+    for kind in (True, "level"):
+        model = lacova.GPPriorVAE(
+            SCHEMA, latent_dim=1, inducing=6, scaling="none", patient_effects=kind, level_slopes=False
+        )
+        model.fit(table[table["id"] < 60], max_epochs=60, seed=0)
+        found = model.impute(gone[gone["id"] >= 60], interval=0.9)
+        new = table[table["id"] >= 60].reset_index(drop=True)
+        at = (new["day"] == 3.0).to_numpy()
+        error[kind] = np.sqrt(np.mean((found["alt"].to_numpy() - new["alt"])[at] ** 2))
+        models[kind] = model._vae.intercepts.requires_grad_(False)
+    drifting = models[True]
+    rate = float(drifting.raw_rate[0].exp()) / table["day"].std()
+    assert isinstance(drifting, DriftingIntercepts)
+    assert not isinstance(models["level"], DriftingIntercepts)
+    assert float(drifting.raw_drift[0].exp()) == pytest.approx(1.0, abs=0.5)
+    assert rate == pytest.approx(0.3, abs=0.2)
+    assert float(drifting.raw_drift[1].exp()) < 0.05  # ast has a level alone
+    assert error[True] < 0.8 * error["level"]

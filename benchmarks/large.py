@@ -95,15 +95,15 @@ class Run:
 
     def __init__(self, path: Path, streamed: bool, device: str, batch_size: int, buffer_rows: int) -> None:
         torch.manual_seed(0)
-        self.options = FitOptions(batch_size=batch_size, recall=1.0, buffer_rows=buffer_rows)
+        self.options = FitOptions(batch_size=batch_size, masked_loss=1.0, buffer_rows=buffer_rows)
         self.model = lacova.GPPriorVAE(schema(), latent_dim=8)
         begin = time.perf_counter()
         where = torch.device(device)
         start = self.model._begin(path if streamed else pd.read_parquet(path), None, self.options, where)
         self.first_pass = time.perf_counter() - begin
-        self.vae = self.model._assemble(start.codec, start.table, 0).to(where)
+        self.vae = self.model._assemble(start.encoder, start.table, 0).to(where)
         self.rows = start.train
-        self.rows.prepare(self.vae)
+        self.rows.condition(self.vae)
         self.ready = time.perf_counter() - begin
         self.step = Step(self.vae, self.options, self.rows.units, self.rows.length, where)
 
@@ -116,11 +116,11 @@ class Run:
         own: list[float] = []
         begin, busy = time.perf_counter(), time.process_time()
         for epoch in itertools.count():
-            for k, lesson in enumerate(self.rows.epoch(self.vae, epoch)):
+            for k, training_batch in enumerate(self.rows.epoch(self.vae, epoch)):
                 if not own and not whole:
                     begin, busy = time.perf_counter(), time.process_time()
                 before = time.thread_time()
-                self.step(lesson, epoch * self.rows.steps + k, 1.0)
+                self.step(training_batch, epoch * self.rows.steps + k, 1.0)
                 own.append(time.thread_time() - before)
                 if len(own) == steps:
                     return own, time.perf_counter() - begin, time.process_time() - busy

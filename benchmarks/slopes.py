@@ -56,10 +56,10 @@ def added(size: dict[str, int], steps: int) -> float:
     pair = Pair(data, schema, model, size["P_batch"], torch.device("cpu"), False)
     spent: dict[str, list[float]] = {"plain": [], "gp": []}
     for step in range(steps + 2):
-        lesson = next(pair.lessons)
+        training_batch = next(pair.training_batches)
         for kind, times in spent.items():
             start = time.process_time()
-            pair.run(kind, lesson)
+            pair.run(kind, training_batch)
             if step > 1:
                 times.append(time.process_time() - start)
     return 1000 * (float(np.median(spent["gp"])) - float(np.median(spent["plain"])))

@@ -31,11 +31,11 @@ from torch import Tensor
 
 import lacova
 from lacova.covariates.masked_loss import hidden_share
-from lacova.data.encoder import Codec
+from lacova.data.encoder import TableEncoder
 from lacova.datasets import mask_at_random, rotated_digits
 from lacova.nn.networks import Decoder
 from lacova.training.cuda_graph import Captured, available
-from lacova.training.loader import Lesson, TableRows, Ticket
+from lacova.training.loader import IndexedBatch, TableLoader, TrainingBatch
 from lacova.training.options import FitOptions
 from lacova.training.step import COMPILE, Step
 
@@ -73,59 +73,61 @@ class Pair:
         self, table: pd.DataFrame, schema: lacova.Schema, model: lacova.GPPriorVAE, batch: int, device: torch.device,
         compiled: bool,
     ) -> None:  # fmt: skip
-        codec = Codec.learn(schema, table, "none")
-        encoded = codec.encode(table)
+        encoder = TableEncoder.learn(schema, table, "none")
+        encoded = encoder.encode(table)
         torch.manual_seed(0)
-        self.vae = model._assemble(codec, encoded, 0).to(device)
-        options = FitOptions(batch_size=batch, recall=1.0, compile=compiled)
-        self.rows = TableRows(encoded, hidden_share(encoded), options, device)
-        self.rows.prepare(self.vae)
+        self.vae = model._assemble(encoder, encoded, 0).to(device)
+        options = FitOptions(batch_size=batch, masked_loss=1.0, compile=compiled)
+        self.rows = TableLoader(encoded, hidden_share(encoded), options, device)
+        self.rows.condition(self.vae)
         self.step = Step(self.vae, options, self.rows.units, self.rows.length, device)
         self.decoder = Decoder(model.networks, model.latent_dim, 0, len(schema.measurements)).to(device)
         parts = [*self.vae.encoder.parameters(), *self.decoder.parameters(), *self.vae.likelihood.parameters()]
         self.plain_optimiser = torch.optim.AdamW(parts, lr=1e-3, fused=True, capturable=available(device))
         self.noise = torch.Generator(device)
-        self.lessons, self.number = self._lessons(), 0
+        self.training_batches, self.number = self._training_batches(), 0
         self.shown = self._shown()
-        self.plain: Callable[[Lesson | Ticket, float], Tensor] = self._plain
+        self.plain: Callable[[TrainingBatch | IndexedBatch, float], Tensor] = self._plain
         if available(device):
             loss = torch.compile(self._loss, dynamic=False, options=COMPILE) if compiled else self._loss
-            self.plain = Captured(lambda lesson, _: self._take(loss, lesson), self.noise, batch)
+            self.plain = Captured(lambda training_batch, _: self._take(loss, training_batch), self.noise, batch)
 
-    def _lessons(self) -> Iterator[Lesson | Ticket]:
+    def _training_batches(self) -> Iterator[TrainingBatch | IndexedBatch]:
         epoch = 0
         while True:
             yield from self.rows.epoch(self.vae, epoch)
             epoch += 1
 
-    def _shown(self) -> Iterator[Lesson | Ticket]:
+    def _shown(self) -> Iterator[TrainingBatch | IndexedBatch]:
         """Batches for the plain VAE, for which nothing is hidden anew in every epoch."""
         while True:
-            yield from self.rows.epoch(self.vae, self.rows.lesson_number)
+            yield from self.rows.epoch(self.vae, self.rows.masked_in)
 
-    def _plain(self, lesson: Lesson | Ticket, weight: float) -> Tensor:
-        return self._take(self._loss, lesson)
+    def _plain(self, training_batch: TrainingBatch | IndexedBatch, weight: float) -> Tensor:
+        return self._take(self._loss, training_batch)
 
-    def _take(self, loss: Callable[[Lesson, Tensor], Tensor], ticket: Lesson | Ticket) -> Tensor:
-        lesson = ticket.lesson()
-        noise = torch.randn(len(lesson.shown), self.vae.latent_dim, generator=self.noise, device=lesson.shown.x.device)
-        value = loss(lesson, noise)
+    def _take(self, loss: Callable[[TrainingBatch, Tensor], Tensor], indexed: TrainingBatch | IndexedBatch) -> Tensor:
+        training_batch = indexed.training_batch()
+        noise = torch.randn(
+            len(training_batch.shown), self.vae.latent_dim, generator=self.noise, device=training_batch.shown.x.device
+        )
+        value = loss(training_batch, noise)
         self.plain_optimiser.zero_grad(set_to_none=True)
         value.backward()
         self.plain_optimiser.step()
         return value.detach()
 
-    def _loss(self, lesson: Lesson, noise: Tensor) -> Tensor:
-        batch = lesson.shown
+    def _loss(self, training_batch: TrainingBatch, noise: Tensor) -> Tensor:
+        batch = training_batch.shown
         mean, var = self.vae.encode(batch)
         fit = self.vae.likelihood.log_prob(self.decoder(mean + var.sqrt() * noise), batch.y, batch.y_mask).sum()
         return 0.5 * (var + mean**2 - 1.0 - var.log()).sum() - fit
 
-    def run(self, kind: str, lesson: Lesson | Ticket) -> None:
+    def run(self, kind: str, training_batch: TrainingBatch | IndexedBatch) -> None:
         if kind == "plain":
-            self.plain(lesson, 1.0)
+            self.plain(training_batch, 1.0)
         else:
-            self.step(lesson, self.number, 1.0)
+            self.step(training_batch, self.number, 1.0)
             self.number += 1
 
 
@@ -134,16 +136,16 @@ def measure(pair: Pair, steps: int, device: torch.device) -> dict[str, float]:
     block = 20 if device.type == "cuda" else 1
     spent: dict[str, list[float]] = {"plain": [], "gp": []}
     for _ in range(5):
-        lesson = next(pair.lessons)
+        training_batch = next(pair.training_batches)
         for kind in spent:
-            pair.run(kind, lesson)
+            pair.run(kind, training_batch)
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     for _ in range(max(1, steps // block)):
         for kind, times in spent.items():
             _synchronise(device)
             start = clock()
             for _ in range(block):
-                pair.run(kind, next(pair.lessons if kind == "gp" else pair.shown))
+                pair.run(kind, next(pair.training_batches if kind == "gp" else pair.shown))
             _synchronise(device)
             times.append((clock() - start) / block)
     plain, gp = (1000 * statistics.median(spent[kind]) for kind in ("plain", "gp"))
@@ -156,11 +158,11 @@ def profiled(pair: Pair, device: torch.device, steps: int = 10) -> str:
 
     gpu = device.type == "cuda"
     for _ in range(45 if gpu else 5):
-        pair.run("gp", next(pair.lessons))
-    lessons = [next(pair.lessons) for _ in range(steps)]
+        pair.run("gp", next(pair.training_batches))
+    training_batches = [next(pair.training_batches) for _ in range(steps)]
     with profile(activities=[ProfilerActivity.CUDA if gpu else ProfilerActivity.CPU]) as found:
-        for lesson in lessons:
-            pair.run("gp", lesson)
+        for training_batch in training_batches:
+            pair.run("gp", training_batch)
         _synchronise(device)
     spent = [
         (event.self_device_time_total if gpu else event.self_cpu_time_total, event.count, event.key)

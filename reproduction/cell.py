@@ -16,7 +16,7 @@ from reproduction.limit import TruePrior, law_of
 from reproduction.scores import covariate_scores, plugin_nll
 
 # In the paper's model, y depends on x through z alone.
-MODELS = {"cvae": lacova.CVAE, "gp": partial(lacova.GPPriorVAE, level_slopes=False)}
+MODELS = {"cvae": lacova.CVAE, "gp": partial(lacova.GPPriorVAE, fixed_effects=False)}
 
 
 def compute(job: Job, wanted: Sequence[str], sources: Sources, device: str) -> list[dict[str, Any]]:
@@ -53,9 +53,9 @@ def fit(job: Job, data: Study, device: str) -> Model:
 
 def know_the_law(model: Model, job: Job) -> None:
     """Let a fitted model draw missing covariates from the generator's own law, whatever it was trained with."""
-    codec, vae = model._fitted()
+    encoder, vae = model._fitted()
     model._fill = None
-    vae.covariate_prior = TruePrior(law_of(job.dataset), codec, job.seed)
+    vae.covariate_prior = TruePrior(law_of(job.dataset), encoder, job.seed)
 
 
 def scores(model: Model, data: Study, method: str, draws: int) -> dict[str, float | None]:

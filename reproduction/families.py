@@ -20,7 +20,7 @@ from torch import Tensor
 from lacova.covariates.masked_loss import hidden_share, hide
 from lacova.covariates.mixture import Conditional
 from lacova.covariates.prior import JointPrior
-from lacova.data.encoder import Codec
+from lacova.data.encoder import TableEncoder
 from lacova.nn.networks import mlp
 from reproduction.config import read
 from reproduction.data import Sources, study
@@ -76,14 +76,18 @@ def squash(value: Tensor) -> Tensor:
 def compare(dataset: int, missing: float, sources: Sources, epochs: int, seed: int) -> None:
     data = study(dataset, read("lvae")["rows"], missing, seed, sources)
     complete, masked, schema = data.complete, data.masked, data.schema
-    codec = Codec.learn(schema, masked["train"], "none")
-    train, test, truth = codec.encode(masked["train"]), codec.encode(masked["test"]), codec.encode(complete["test"]).x
-    mixture = JointPrior.learn(codec.space, train, seed).mixture
+    encoder = TableEncoder.learn(schema, masked["train"], "none")
+    train, test, truth = (
+        encoder.encode(masked["train"]),
+        encoder.encode(masked["test"]),
+        encoder.encode(complete["test"]).x,
+    )
+    mixture = JointPrior.learn(encoder.space, train, seed).mixture
     gaps = ~test.x_mask
 
     def inputs(table):
         prior = mixture.condition(table.x.double(), table.x_mask)
-        law = mixture.belief(prior)
+        law = mixture.distribution(prior)
         seen = table.x_mask.float()
         parts = (table.x * seen, seen, law.mean.float(), law.var.float().log(), table.y * table.y_mask, table.y_mask)
         return torch.cat(parts, 1), prior
@@ -92,11 +96,11 @@ def compare(dataset: int, missing: float, sources: Sources, epochs: int, seed: i
     for name in FAMILIES:
         torch.manual_seed(seed)
         generator = torch.Generator().manual_seed(seed)
-        family = Family(name, len(codec.space.names), len(mixture))
+        family = Family(name, len(encoder.space.names), len(mixture))
         network = mlp([asked.shape[1], 128, 64, family.outputs])
         optimiser = torch.optim.Adam(network.parameters(), 1e-3)
         for _ in range(epochs):
-            hidden = hide(train, codec.space, hidden_share(train), generator)
+            hidden = hide(train, encoder.space, hidden_share(train), generator)
             features, prior = inputs(hidden)
             entries = train.x_mask & ~hidden.x_mask
             for rows in torch.randperm(len(features), generator=generator).split(100):

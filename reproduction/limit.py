@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lacova.covariates.prior import CovariatePrior
 from lacova.data.batches import Batch
-from lacova.data.distributions import Belief, RowPrior
-from lacova.data.encoder import Codec, Table
+from lacova.data.distributions import ConditionalPrior, FactorisedDistribution
+from lacova.data.encoder import Table, TableEncoder
 from lacova.datasets import true_covariates
 from lacova.datasets.digits import covariate_law
 from lacova.datasets.trial import COVARIATES
@@ -130,31 +130,31 @@ class TrialLaw:
 class TruePrior(CovariatePrior):
     """The generator's conditional in the place of a learnt one."""
 
-    def __init__(self, law: Law, codec: Codec, seed: int) -> None:
+    def __init__(self, law: Law, encoder: TableEncoder, seed: int) -> None:
         super().__init__()
-        self.space, self.codec, self.law = codec.space, codec, law
+        self.space, self.encoder, self.law = encoder.space, encoder, law
         self.rng = np.random.default_rng(seed)
 
-    def prepare(self, table: Table) -> RowPrior:
+    def condition(self, table: Table) -> ConditionalPrior:
         mean, var, second = self.law.moments(self._own(table.x, table.x_mask), _codes(table.patient))
         prob = np.stack([1.0 - second, second], axis=-1)[..., : self.space.max_levels]
-        scale, shift = self.codec.x_scale, self.codec.x_shift
-        belief = Belief(
+        scale, shift = self.encoder.x_scale, self.encoder.x_shift
+        distribution = FactorisedDistribution(
             torch.as_tensor((mean - shift) / scale), torch.as_tensor(var / scale**2), torch.as_tensor(prob).log()
         )
-        return RowPrior(belief, torch.zeros(len(table), dtype=torch.float64)).to(table.x.dtype)
+        return ConditionalPrior(distribution, torch.zeros(len(table), dtype=torch.float64)).to(table.x.dtype)
 
     def update(self, completed: Table) -> None:
         raise NotImplementedError("the generator's own law is known, not learnt.")
 
     def draw(self, batch: Batch, draws: int, generator: torch.Generator) -> Tensor:
         found = self.law.draw(self._own(batch.x, batch.x_mask), _codes(batch.patient), draws, self.rng)
-        return torch.as_tensor((found - self.codec.x_shift) / self.codec.x_scale).to(batch.x)
+        return torch.as_tensor((found - self.encoder.x_shift) / self.encoder.x_scale).to(batch.x)
 
     def _own(self, x: Tensor, mask: Tensor) -> Floats:
         """Covariates in their own units, categories as codes; NaN at gaps."""
         values = torch.where(mask, x, torch.nan).cpu().double().numpy()
-        return np.asarray(values * self.codec.x_scale + self.codec.x_shift)
+        return np.asarray(values * self.encoder.x_scale + self.encoder.x_shift)
 
 
 def _codes(patient: Tensor | None) -> Codes:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from lacova.covariates.factorised import best_guess, level_chances
+from lacova.covariates.factorised import level_probabilities, most_probable
 from lacova.inference.predict import chunks
 from lacova.models.base import Model
 
@@ -22,17 +22,17 @@ def plugin_nll(model: Model, data: pd.DataFrame) -> float:
     p(z | x̂), and the score −Σ_d log N(y_d | decoder(ẑ, x̂)_d, σ_d²) over the observed entries, as a mean over rows and
     in the measurements' own units. What is not known of x_u and z is left out, so that the noise alone pays for it.
     """
-    codec, vae = model._fitted()
+    encoder, vae = model._fitted()
     table = model._encode(data)
     total = 0.0
     for _, batch in chunks(table, 1, width=vae.prior.width):
         blind = replace(batch, y_mask=torch.zeros_like(batch.y_mask))
-        x = batch.x if batch.x_mask.all() else best_guess(vae.believe(blind), blind, vae.space)
+        x = batch.x if batch.x_mask.all() else most_probable(vae.believe(blind), blind, vae.space)
         z, _ = vae.prior.predict(x, batch.patient)
         var = vae.likelihood.var
         each = 0.5 * ((batch.y - vae.decode(z, x)) ** 2 / var + var.log() + math.log(2.0 * math.pi))
         total += float(torch.where(batch.y_mask, each.double(), 0.0).sum())
-    total -= float(codec.log_jacobian(table.y, table.y_mask).sum())
+    total -= float(encoder.log_jacobian(table.y, table.y_mask).sum())
     return total / len(table)
 
 
@@ -45,10 +45,10 @@ def covariate_scores(model: Model, given: pd.DataFrame, truth: pd.DataFrame) -> 
     `covariate_brier`: of categories, over missing entries; the latter is Σ_k (p_k − 1[k is true])², and a method
     that fills in one level gives it probability 1. A visit-constant covariate counts once per patient.
     """
-    codec, vae = model._fitted()
-    space = codec.space
-    table, true = model._encode(given), codec.encode(truth)
-    gone = (true.x_mask & ~codec.encode(given).x_mask).numpy()
+    encoder, vae = model._fitted()
+    space = encoder.space
+    table, true = model._encode(given), encoder.encode(truth)
+    gone = (true.x_mask & ~encoder.encode(given).x_mask).numpy()
     entries = true.x_mask.numpy()
     if table.patient is not None:
         first = ~pd.Series(table.patient.numpy()).duplicated().to_numpy()
@@ -57,9 +57,9 @@ def covariate_scores(model: Model, given: pd.DataFrame, truth: pd.DataFrame) -> 
     guess = np.zeros(true.x.shape)
     chance = np.zeros((*true.x.shape, space.max_levels))
     for rows, batch in chunks(table, 1):
-        belief = vae.believe(batch)
-        guess[rows] = best_guess(belief, batch, vae.space).double().cpu().numpy()
-        chance[rows] = level_chances(belief, batch).double().cpu().numpy()
+        distribution = vae.believe(batch)
+        guess[rows] = most_probable(distribution, batch, vae.space).double().cpu().numpy()
+        chance[rows] = level_probabilities(distribution, batch).double().cpu().numpy()
     x, c, k = true.x.double().numpy(), space.continuous, space.categorical
     found: dict[str, float | None] = dict.fromkeys(
         ("covariate_mse", "covariate_mse_all_rows", "covariate_accuracy", "covariate_brier")

@@ -109,8 +109,8 @@ def cases():
     yield "gp formula", lacova.GPPriorVAE(NUMBERS_AND_SEX, prior=formula, **gp), table, None, few
     by = few | {"batch_size": 5}
     yield "gp visits", lacova.GPPriorVAE(VISITS, **gp), visits(), visits(1, 5), by
-    yield "gp level", lacova.GPPriorVAE(VISITS, patient_effects="level", **gp), visits(), None, by
-    yield "gp slopes", lacova.GPPriorVAE(VISITS, level_slopes=False, **gp), visits(), None, by
+    yield "gp level", lacova.GPPriorVAE(VISITS, patient_effects="intercept", **gp), visits(), None, by
+    yield "gp slopes", lacova.GPPriorVAE(VISITS, fixed_effects=False, **gp), visits(), None, by
     yield "gp plain", lacova.GPPriorVAE(VISITS, patient_effects=False, expectation="exact", **gp), visits(), None, by
     yield "gp events", lacova.GPPriorVAE(EVENTS, **gp), events, None, by
     yield "gp weighted", lacova.GPPriorVAE(VISITS, **gp), visits(), None, by | {"importance": 3}
@@ -158,9 +158,9 @@ def answers(model: lacova.CVAE, data: pd.DataFrame, folder: Path):
     yield "impute", model.impute(data)
     yield "impute interval", model.impute(data, interval=0.9, probabilities=True)
     yield "impute draws", model.impute(data, draws=3, seed=5)
-    yield "impute alone", model.impute(data.head(8), alone=True)
+    yield "impute alone", model.impute(data.head(8), independent_noise=True)
     yield "predict", model.predict(data, interval=0.8, draws=10, probabilities=True)
-    yield "predict alone", model.predict(data.head(8), draws=4, alone=True)
+    yield "predict alone", model.predict(data.head(8), draws=4, independent_noise=True)
     yield "sample", model.sample(data, draws=2, seed=1)
     yield "score", model.score(data, draws=10)
     yield "score columns", model.score(data, draws=10, columns=True)

@@ -34,7 +34,7 @@ OURS: dict[str, dict[str, Any]] = {  # one setting for all tasks and tables, and
     "lacova": {"scaling": "normal"},
     "standard scaling": {},
     "constant levels": {"scaling": "normal", "patient_effects": "level"},
-    "without slopes": {"scaling": "normal", "level_slopes": False},
+    "without slopes": {"scaling": "normal", "fixed_effects": False},
     "without levels": {"scaling": "normal", "patient_effects": False},
 }
 PRIOR = "prior alone"  # of missing covariates, without a look at the measurements

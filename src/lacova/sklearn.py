@@ -66,7 +66,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
             name = _unused("everything", frame)
             self._padding = {name: "all"}
             frame, covariates = frame.assign(**self._padding), {name: "categorical"}
-            options = {**options, "recall": 0.0}
+            options = {**options, "masked_loss": 0.0}
         model = MODELS[self.model](
             Schema(measurements, covariates), latent_dim=self.latent_dim, networks=self.networks,
             covariates=self.covariates,
@@ -206,7 +206,7 @@ class LacovaImputer(OneToOneFeatureMixin, TransformerMixin, _Estimator):  # type
         holes = frame[columns].isna()
         rows = holes.any(axis=1)
         if rows.any():
-            filled = self.model_.impute(frame[rows].assign(**self._padding), seed=self._seed, alone=True)
+            filled = self.model_.impute(frame[rows].assign(**self._padding), seed=self._seed, independent_noise=True)
             for name in columns:
                 done.loc[holes[name], name] = filled.loc[holes[name][rows], name]
         return done
@@ -309,9 +309,9 @@ class LacovaRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         std = pd.DataFrame(0.0, index=frame.index, columns=self._targets)
         if self.model_ is not None:
             asked, varying = frame.assign(**self._padding), list(self.model_.schema.measurements)
-            mean[varying] = self.model_.predict(asked, seed=self._seed, alone=True)
+            mean[varying] = self.model_.predict(asked, seed=self._seed, independent_noise=True)
             if return_std:
-                draws = self.model_.sample(asked, draws=STD_DRAWS, seed=self._seed, alone=True)
+                draws = self.model_.sample(asked, draws=STD_DRAWS, seed=self._seed, independent_noise=True)
                 std[varying] = draws.groupby(level=0)[varying].std(ddof=0)
         means, stds = (part.to_numpy().reshape(-1) if self._flat else part.to_numpy() for part in (mean, std))
         return (means, stds) if return_std else means

@@ -256,7 +256,7 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("given", "kind", "text"), BAD)
+@pytest.mark.parametrize(("conditional", "kind", "text"), BAD)
 def test_bad_input_is_refused_before_anything_is_fitted(given, kind, text, monkeypatch):
     monkeypatch.setattr(comparison, "_fitted_scores", lambda *rest: pytest.fail("fitted"))
     with pytest.raises(kind, match=text):

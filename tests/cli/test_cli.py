@@ -290,8 +290,8 @@ def test_values_are_read_as_the_column_holds_them():
     from lacova.inference.what_if import from_text
 
     levels = {"grade": (1.0, 2.0), "code": ("1", "a"), "sick": (False, True)}
-    codec = types.SimpleNamespace(levels=levels)
-    assert [from_text(codec, name, text) for name, text in
+    encoder = types.SimpleNamespace(levels=levels)
+    assert [from_text(encoder, name, text) for name, text in
             (("grade", "2"), ("code", "1"), ("sick", "True"), ("day", "3"), ("day", "x"), ("grade", "9"))] == [
         2.0, "1", True, 3.0, "x", "9"]  # fmt: skip
 

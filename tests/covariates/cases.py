@@ -1,10 +1,10 @@
-"""Batches and beliefs with gaps, made at random."""
+"""Batches and distributions with gaps, made at random."""
 
 import torch
 
 from lacova.data.batches import Batch
 from lacova.data.covariate_space import CovariateSpace
-from lacova.data.distributions import Belief
+from lacova.data.distributions import FactorisedDistribution
 
 # continuous, 3 levels, 2 levels, static 2 levels, static continuous
 SPACE = CovariateSpace(("a", "c3", "c2", "s2", "sa"), (0, 3, 2, 2, 0), (False, False, False, True, True))
@@ -25,7 +25,7 @@ def batch(visits=(2, 3, 1), missing=0.5, seed=0, space=SPACE, gaps=None):
     return Batch(y, torch.ones(n, 2, dtype=torch.bool), torch.where(mask, x, 0.0), mask, patient)
 
 
-def belief(b, space=SPACE, seed=1):
+def distribution(b, space=SPACE, seed=1):
     g = torch.Generator().manual_seed(seed)
     n, q = b.x.shape
     mean = torch.randn(n, q, generator=g, dtype=torch.float64)
@@ -35,7 +35,7 @@ def belief(b, space=SPACE, seed=1):
         logits[:, c, space.levels[c] :] = -torch.inf
     log_prob = torch.log_softmax(logits, -1)
     static = torch.tensor(space.static)
-    return Belief(
+    return FactorisedDistribution(
         torch.where(static, mean[b.owner], mean), torch.where(static, var[b.owner], var),
         torch.where(static[:, None], log_prob[b.owner], log_prob),
     )  # fmt: skip

@@ -1,7 +1,7 @@
 import torch
 from torch.distributions import Categorical, Normal, kl_divergence
 
-from lacova.covariates.factorised import best_guess, draw, kl, log_density
+from lacova.covariates.factorised import draw, kl, log_density, most_probable
 from tests.covariates import cases
 
 SPACE = cases.SPACE
@@ -9,7 +9,7 @@ SPACE = cases.SPACE
 
 def test_kl_equals_a_loop_over_unknowns_with_static_ones_once_per_patient():
     b = cases.batch()
-    q, p = cases.belief(b, seed=1), cases.belief(b, seed=2)
+    q, p = cases.distribution(b, seed=1), cases.distribution(b, seed=2)
     total, counted = 0.0, 0
     for i in range(len(b)):
         for c in range(len(SPACE.names)):
@@ -31,10 +31,10 @@ def test_kl_equals_a_loop_over_unknowns_with_static_ones_once_per_patient():
 
 def test_kl_of_equal_beliefs_is_zero_and_gradients_are_finite():
     b = cases.batch()
-    q = cases.belief(b)
+    q = cases.distribution(b)
     assert kl(q, q, b, SPACE).abs() < 1e-12
     logits = torch.zeros(len(b), 5, 3, dtype=torch.float64, requires_grad=True)
-    padded = torch.where(cases.belief(b).log_prob.isneginf(), -torch.inf, logits)
+    padded = torch.where(cases.distribution(b).log_prob.isneginf(), -torch.inf, logits)
     kl(type(q)(q.mean, q.var, torch.log_softmax(padded, -1)), q, b, SPACE).backward()
     assert torch.isfinite(logits.grad).all()
     assert (logits.grad != 0).any()
@@ -42,7 +42,7 @@ def test_kl_of_equal_beliefs_is_zero_and_gradients_are_finite():
 
 def test_draws_keep_observed_entries_share_static_ones_and_have_the_right_law():
     b = cases.batch(missing=0.5)
-    q = cases.belief(b)
+    q = cases.distribution(b)
     x = draw(q, b, SPACE, 20_000, torch.Generator().manual_seed(0))
     assert torch.equal(x[:, b.x_mask], b.x[b.x_mask].expand(20_000, -1))
     for c in (3, 4):
@@ -58,8 +58,8 @@ def test_draws_keep_observed_entries_share_static_ones_and_have_the_right_law():
 
 def test_best_guess_is_mean_and_mode():
     b = cases.batch()
-    q = cases.belief(b)
-    guess = best_guess(q, b, SPACE)
+    q = cases.distribution(b)
+    guess = most_probable(q, b, SPACE)
     for i in range(len(b)):
         for c in range(5):
             want = b.x[i, c] if b.x_mask[i, c] else q.log_prob[i, c].argmax() if SPACE.levels[c] else q.mean[i, c]
@@ -68,7 +68,7 @@ def test_best_guess_is_mean_and_mode():
 
 def test_log_density_sums_over_each_rows_gaps():
     b = cases.batch()
-    q = cases.belief(b)
+    q = cases.distribution(b)
     x = draw(q, b, SPACE, 3, torch.Generator().manual_seed(0))
     value = log_density(q, x, ~b.x_mask, SPACE)
     for d in range(3):

@@ -175,8 +175,8 @@ def progress(generator, patients, visits=6, seed=0):
     value = torch.zeros(patients, visits, dtype=torch.float64)
     for i in range(1, visits):
         step = torch.matrix_exp((when[:, i] - when[:, i - 1])[:, None, None] * generator)
-        chance = step[torch.arange(patients), value[:, i - 1].long()]
-        value[:, i] = torch.multinomial(chance, 1, generator=g)[:, 0].double()
+        probability = step[torch.arange(patients), value[:, i - 1].long()]
+        value[:, i] = torch.multinomial(probability, 1, generator=g)[:, 0].double()
     x = torch.stack([when.flatten(), value.flatten()], 1)
     space = CovariateSpace(("t", "v"), (0, len(generator)), (False, False))
     return space, table(x, torch.ones_like(x, dtype=torch.bool), torch.arange(patients).repeat_interleave(visits))
@@ -234,23 +234,23 @@ def test_time_and_static_columns_have_no_rate():
 def test_without_memory_the_prior_is_the_pooled_mixture():
     t = ragged()
     prior = prior_of(SPACE, [math.inf] * 5)
-    given, mixture = prior.prepare(t), JointPrior(prior.across.mixture).prepare(t).belief
+    given, mixture = prior.condition(t), JointPrior(prior.across.mixture).condition(t).distribution
     for i in range(len(t)):
         own = t.patient == t.patient[i]
         for q in range(5):
             rows = own if SPACE.static[q] else torch.arange(len(t)) == i
-            assert_close(given.belief.mean[i, q], mixture.mean[rows, q].mean(), rtol=1e-8, atol=1e-12)
-            assert_close(given.belief.var[i, q], mixture.var[rows, q].mean(), rtol=1e-8, atol=1e-12)
+            assert_close(given.distribution.mean[i, q], mixture.mean[rows, q].mean(), rtol=1e-8, atol=1e-12)
+            assert_close(given.distribution.var[i, q], mixture.var[rows, q].mean(), rtol=1e-8, atol=1e-12)
             if SPACE.levels[q]:
                 want = mixture.log_prob[rows, q].mean(0).log_softmax(0)
-                assert_close(given.belief.log_prob[i, q], want, rtol=1e-8, atol=1e-12)
+                assert_close(given.distribution.log_prob[i, q], want, rtol=1e-8, atol=1e-12)
     assert (given.log_marginal == 0).all()
 
 
 @pytest.mark.parametrize("time", [0, None])
 def test_prepared_laws_are_normalised_and_static_ones_shared(time):
     t = ragged()
-    law = prior_of(SPACE, [math.inf, 0.7, 1.3, math.inf, math.inf], time).prepare(t).belief
+    law = prior_of(SPACE, [math.inf, 0.7, 1.3, math.inf, math.inf], time).condition(t).distribution
     assert torch.isfinite(law.mean).all()
     assert (law.var > 0).all()
     for q in SPACE.categorical:
@@ -265,7 +265,7 @@ def test_prepared_laws_are_normalised_and_static_ones_shared(time):
 def test_rows_with_unknown_time_and_patients_with_one_visit_fall_back_to_the_mixture():
     t = ragged(seed=1)
     prior = prior_of(SPACE, [math.inf, 0.7, 1.3, math.inf, math.inf])
-    law, mixture = prior.prepare(t).belief, JointPrior(prior.across.mixture).prepare(t).belief
+    law, mixture = prior.condition(t).distribution, JointPrior(prior.across.mixture).condition(t).distribution
     alone = ~t.x_mask[:, 0] | (torch.bincount(t.patient)[t.patient] == 1)
     assert alone.sum() > 3
     gaps = ~t.x_mask & alone[:, None]
@@ -287,7 +287,7 @@ def test_independent_columns_are_bridged_only(time):
         marginal.log_prob[SPACE.categorical][None],
     )  # fmt: skip
     rates = torch.tensor([math.inf, 0.7, 1.3, math.inf, math.inf], dtype=torch.float64)
-    law = LongitudinalPrior(mixture, marginal, rates, time).prepare(t).belief
+    law = LongitudinalPrior(mixture, marginal, rates, time).condition(t).distribution
     clock = _clock(t, time)
     for q in (1, 2):
         (first, to), (second, on) = _neighbours(t, clock, q)
@@ -315,7 +315,7 @@ def test_independent_columns_are_bridged_only(time):
 def test_both_sources_are_multiplied_and_the_marginal_divided_out():
     t = ragged(seed=3)
     prior = prior_of(SPACE, [math.inf, 0.7, 1.3, math.inf, math.inf])
-    law, across = prior.prepare(t).belief, JointPrior(prior.across.mixture).prepare(t).belief
+    law, across = prior.condition(t).distribution, JointPrior(prior.across.mixture).condition(t).distribution
     clock, marginal = _clock(t, 0), prior.marginal
     for q, rate in ((1, 0.7), (2, 1.3)):
         sides = _neighbours(t, clock, q)
@@ -345,16 +345,16 @@ def test_a_sticky_indicator_is_imputed_far_better_than_by_its_mode():
     space, t, truth = simulate([0.4, 0.6], rate=0.25, patients=200, missing=0.3, seed=4)
     prior = LongitudinalPrior.learn(space, t, 0, seed=0)
     gaps = ~t.x_mask[:, 1]
-    guess = prior.prepare(t).belief.log_prob[gaps, 1].argmax(-1)
+    guess = prior.condition(t).distribution.log_prob[gaps, 1].argmax(-1)
     mode = (truth[gaps] == 1).double().mean()
     assert (guess == truth[gaps]).double().mean() > mode + 0.2
-    counted = LongitudinalPrior.learn(space, t, None, seed=0).prepare(t).belief.log_prob[gaps, 1]
+    counted = LongitudinalPrior.learn(space, t, None, seed=0).condition(t).distribution.log_prob[gaps, 1]
     assert torch.isfinite(counted).all()
 
 
 def test_an_ou_column_is_imputed_far_better_than_by_its_mean():
     space, t, truth = simulate(None, rate=0.25, patients=200, missing=0.3, seed=5)
-    law = LongitudinalPrior.learn(space, t, 0, seed=0).prepare(t).belief
+    law = LongitudinalPrior.learn(space, t, 0, seed=0).condition(t).distribution
     gaps = ~t.x_mask[:, 1]
     error = (law.mean[:, 1] - truth)[gaps]
     assert error.square().mean() < 0.3 * truth[gaps].square().mean()
@@ -371,18 +371,18 @@ def tied(values, rate=1.0):
 
 def test_tied_visits_that_agree_settle_the_level():
     prior, t = tied([1.0, 1.0])
-    assert prior.prepare(t).belief.log_prob[1, 1].exp()[1] > 0.999
+    assert prior.condition(t).distribution.log_prob[1, 1].exp()[1] > 0.999
 
 
 def test_tied_visits_that_disagree_are_handled():
     """Memory is 1 on both sides, no level is possible, and 0/0 makes the law NaN; so too where the entry is observed,
     and the posterior's network sees what the prior says of every entry."""
     prior, t = tied([0.0, 1.0])
-    assert torch.isfinite(prior.prepare(t).belief.log_prob[1, 1]).all()
+    assert torch.isfinite(prior.condition(t).distribution.log_prob[1, 1]).all()
 
 
 def test_a_number_without_neighbours_keeps_the_mixtures_wide_law():
-    """A visit in the wide and rare group, alone: the prior should be the mixture's law of that group. The clamp at the
+    """A visit in the wide and rare group, independent_noise: the prior should be the mixture's law of that group. The clamp at the
     stationary precision narrows it, and scales the shift of the mean down by the same factor."""
     space = CovariateSpace(("c", "v"), (2, 0), (False, False))
     g = torch.Generator().manual_seed(0)
@@ -391,7 +391,7 @@ def test_a_number_without_neighbours_keeps_the_mixtures_wide_law():
     full = table(torch.stack([c, v], 1), torch.ones(600, 2, dtype=torch.bool), torch.arange(600) // 2)
     prior = LongitudinalPrior.learn(space, full, None, seed=0, components=2)
     alone = table(torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[True, False]]), torch.zeros(1, dtype=torch.long))
-    law, mixture = prior.prepare(alone).belief, prior.across.prepare(alone).belief
+    law, mixture = prior.condition(alone).distribution, prior.across.condition(alone).distribution
     assert mixture.var[0, 1] > 2.0 * prior.marginal.var[1]
     assert_close(law.var[0, 1], mixture.var[0, 1], rtol=1e-8, atol=0)
     assert_close(law.mean[0, 1], mixture.mean[0, 1], rtol=1e-8, atol=0)

@@ -10,13 +10,13 @@ from torch.testing import assert_close
 
 import lacova
 from lacova.covariates.longitudinal import LongitudinalPrior
-from lacova.covariates.masked_loss import LEAST, MOST, hidden_share, hide, recall
+from lacova.covariates.masked_loss import LEAST, MOST, hidden_share, hide, masked_log_prob
 from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import FactorisedPrior, JointPrior
 from lacova.data.batches import Batches
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.encoder import Table
-from lacova.training.loader import TableRows
+from lacova.training.loader import TableLoader
 from tests.covariates import cases
 
 SPACE = cases.SPACE
@@ -34,7 +34,7 @@ def hidden_of(t, share=0.4, seed=0):
 def test_only_observed_entries_are_hidden_and_of_static_columns_whole_patients():
     t = table(patients=400)
     h = hidden_of(t)
-    assert h.given is None
+    assert h.conditional_prior is None
     assert torch.equal(h.x, t.x)
     assert not (h.x_mask & ~t.x_mask).any()
     gone = t.x_mask & ~h.x_mask
@@ -64,7 +64,7 @@ def test_nothing_that_q_sees_depends_on_hidden_values(kind):
         "longitudinal": lambda: LongitudinalPrior.learn(SPACE, t, 0, seed=0, components=2),
     }[kind]()
     torch.manual_seed(0)
-    q = AmortisedPosterior(SPACE, 2, FactorisedPrior.learn(SPACE, t), "given").double()
+    q = AmortisedPosterior(SPACE, 2, FactorisedPrior.learn(SPACE, t), "conditional").double()
     h = hidden_of(t)
     g = torch.Generator().manual_seed(5)
     other = torch.randn(t.x.shape, generator=g).double()
@@ -76,14 +76,14 @@ def test_nothing_that_q_sees_depends_on_hidden_values(kind):
 
 
 def law(q, prior, part):
-    return q(Batches(replace(part, given=prior.prepare(part))).batch(torch.arange(40)))
+    return q(Batches(replace(part, conditional_prior=prior.condition(part))).batch(torch.arange(40)))
 
 
 def test_recall_is_the_sum_over_hidden_entries_with_static_ones_once():
     t = table(patients=12)
     h = hidden_of(t)
     batch, hidden = (Batches(part).batch(torch.arange(12)) for part in (t, h))
-    q = cases.belief(hidden)
+    q = cases.distribution(hidden)
     total = 0.0
     for i in range(len(batch)):
         for c in range(5):
@@ -94,8 +94,8 @@ def test_recall_is_the_sum_over_hidden_entries_with_static_ones_once():
             else:
                 normal = torch.distributions.Normal(q.mean[i, c], q.var[i, c].sqrt())
                 total += float(normal.log_prob(batch.x[i, c]))
-    assert_close(recall(q, batch, hidden, SPACE), torch.tensor(total, dtype=torch.float64), rtol=1e-10, atol=0)
-    assert float(recall(q, batch, batch, SPACE)) == 0.0
+    assert_close(masked_log_prob(q, batch, hidden, SPACE), torch.tensor(total, dtype=torch.float64), rtol=1e-10, atol=0)
+    assert float(masked_log_prob(q, batch, batch, SPACE)) == 0.0
 
 
 def readable(n, seed, missing):
@@ -117,11 +117,11 @@ def test_q_learns_from_complete_covariates(kind):
     error, hits = {}, {}
     for weight in (0.0, 1.0):
         model = kind(schema, latent_dim=1, networks=lacova.Dense((8,), (8,)))
-        model.fit(train, max_epochs=30, batch_size=50, recall=weight)
+        model.fit(train, max_epochs=30, batch_size=50, masked_loss=weight)
         filled = model.impute(holes)
         error[weight] = float(((filled["age"] - truth["age"])[holes["age"].isna()] ** 2).mean())
         hits[weight] = float((filled["sex"] == truth["sex"])[holes["sex"].isna()].mean())
-        assert ("recall" in model.training) == bool(weight)
+        assert ("masked_log_prob" in model.training) == bool(weight)
     assert error[1.0] < 0.1 < 0.5 < error[0.0]
     assert hits[1.0] > 0.95 > 0.8 > hits[0.0]
 
@@ -131,9 +131,9 @@ def test_models_without_such_a_posterior_do_not_recall():
     _, train = readable(40, 0, 0.2)
     for covariates in ("paper", "mean"):
         model = lacova.CVAE(schema, latent_dim=1, covariates=covariates).fit(train, train, max_epochs=1)
-        assert not [name for name in model.training if "recall" in name]
+        assert not [name for name in model.training if "masked" in name]
     model = lacova.CVAE(schema, latent_dim=1).fit(train, train, max_epochs=1)
-    assert {"recall", "validation_recall"} <= set(model.training)
+    assert {"masked_log_prob", "validation_masked_log_prob"} <= set(model.training)
 
 
 def test_in_training_the_prior_is_asked_again():
@@ -141,16 +141,19 @@ def test_in_training_the_prior_is_asked_again():
     schema = lacova.Schema(["u", "v"], {"age": "continuous", "sex": "categorical"})
     _, train = readable(60, 0, 0.2)
     model = lacova.CVAE(schema, latent_dim=1).fit(train, max_epochs=1)
-    t = model._codec.encode(train)
-    rows = TableRows(t, hidden_share(t), model._options, torch.device("cpu"))
-    rows.prepare(model._vae)
+    t = model._encoder.encode(train)
+    rows = TableLoader(t, hidden_share(t), model._options, torch.device("cpu"))
+    rows.condition(model._vae)
     rows.hide(model._vae, 0)
     hidden = rows.hidden_table
-    want = model._vae.covariate_prior.prepare(hidden).belief
-    assert_close(hidden.given.belief.log_prob, want.log_prob)
+    want = model._vae.covariate_prior.condition(hidden).distribution
+    assert_close(hidden.conditional_prior.distribution.log_prob, want.log_prob)
     changed = t.x_mask.any(1) & (t.x_mask != hidden.x_mask).any(1)
     assert changed.any()
-    assert not torch.allclose(hidden.given.belief.mean[changed], rows.shown.table.given.belief.mean[changed])
+    assert not torch.allclose(
+        hidden.conditional_prior.distribution.mean[changed],
+        rows.shown.table.conditional_prior.distribution.mean[changed],
+    )
 
 
 def test_a_category_is_learnt_beside_numbers_that_are_known_exactly():
@@ -174,10 +177,10 @@ def test_a_category_is_learnt_beside_numbers_that_are_known_exactly():
     for step in range(60):
         hidden = hide(shown, space, torch.full((3,), 0.2), torch.Generator().manual_seed(step))
         some = torch.randperm(patients, generator=order)[:20]
-        asked = Batches(replace(hidden, given=prior.prepare(hidden))).batch(some)
+        asked = Batches(replace(hidden, conditional_prior=prior.condition(hidden))).batch(some)
         optimiser.zero_grad()
-        (-recall(q(asked), rows.batch(some), asked, space)).backward()
+        (-masked_log_prob(q(asked), rows.batch(some), asked, space)).backward()
         optimiser.step()
     blind = replace(shown, x_mask=shown.x_mask & torch.tensor([True, True, False]))
-    law = q(Batches(replace(blind, given=prior.prepare(blind))).batch(torch.arange(patients)))
+    law = q(Batches(replace(blind, conditional_prior=prior.condition(blind))).batch(torch.arange(patients)))
     assert (law.log_prob[:, 2].argmax(1) == x[:, 2]).float().mean() > 0.95

@@ -126,15 +126,15 @@ def test_conditionals_equal_integration_on_a_grid():
     density = mixture.log_density(grid).exp() * step**2
     total = density.sum()
     given = mixture.condition(x, mask)
-    belief = mixture.belief(given)
+    distribution = mixture.distribution(given)
     assert_close(given.log_marginal[0], total.log(), rtol=1e-8, atol=1e-10)
-    assert_close(belief.log_prob[0, 1].exp(), density.sum((1, 2)) / total, rtol=1e-8, atol=0)
+    assert_close(distribution.log_prob[0, 1].exp(), density.sum((1, 2)) / total, rtol=1e-8, atol=0)
     for q, value in ((0, a), (4, d)):
         mean = (density * value).sum() / total
-        assert_close(belief.mean[0, q], mean, rtol=1e-8, atol=1e-10)
-        assert_close(belief.var[0, q], (density * (value - mean) ** 2).sum() / total, rtol=1e-8, atol=0)
+        assert_close(distribution.mean[0, q], mean, rtol=1e-8, atol=1e-10)
+        assert_close(distribution.var[0, q], (density * (value - mean) ** 2).sum() / total, rtol=1e-8, atol=0)
     _, covariance = total_moments(given.log_weight[0].exp(), given.mean[0], given.covariance[0])
-    want = (density * a * d).sum() / total - belief.mean[0, 0] * belief.mean[0, 4]
+    want = (density * a * d).sum() / total - distribution.mean[0, 0] * distribution.mean[0, 4]
     assert_close(covariance[0, 2], want, rtol=1e-8, atol=1e-10)
 
 
@@ -161,24 +161,24 @@ def test_marginal_times_conditional_is_the_joint(space):
 def test_empty_rows_have_the_prior_and_complete_rows_keep_their_values(space):
     mixture, (x, mask) = toy(space), rows(space)
     given = mixture.condition(x, mask)
-    belief = mixture.belief(given)
+    distribution = mixture.distribution(given)
     assert_close(given.log_marginal[0], mixture.log_density(x[0]), rtol=1e-8, atol=0)
     assert given.log_marginal[1].abs() < 1e-12
     assert_close(given.log_weight[1], mixture.log_weight)
     assert_close(given.mean[1], mixture.mean)
     assert_close(given.covariance[given.pattern[1]], mixture.covariance, rtol=1e-8, atol=1e-12)
     assert (given.covariance[given.pattern[0]] == 0).all()
-    assert_close(belief.mean[0, space.continuous], x[0, space.continuous], rtol=1e-8, atol=0)
+    assert_close(distribution.mean[0, space.continuous], x[0, space.continuous], rtol=1e-8, atol=0)
     assert torch.equal(mixture.draw(given, x, mask, 3, noise())[:, 0], x[0].expand(3, -1))
     for j, q in enumerate(space.categorical):
         prior = (mixture.log_weight.exp()[:, None] * mixture.log_level[:, j].exp()).sum(0)
-        assert_close(belief.log_prob[1, q].exp(), prior, rtol=1e-8, atol=0)
+        assert_close(distribution.log_prob[1, q].exp(), prior, rtol=1e-8, atol=0)
 
 
 def test_no_level_beyond_a_columns_own():
     mixture, (x, mask) = toy(MIXED), rows(MIXED)
     given = mixture.condition(x, mask)
-    assert (mixture.belief(given).log_prob[:, 3, 2:] == -torch.inf).all()
+    assert (mixture.distribution(given).log_prob[:, 3, 2:] == -torch.inf).all()
     assert mixture.draw(given, x, mask, 2_000, noise())[..., 3].max() == 1
 
 
@@ -186,7 +186,7 @@ def test_no_level_beyond_a_columns_own():
 def test_belief_and_conditionals_have_the_moments_of_draws(space):
     mixture, (x, mask) = toy(space), rows(space, n=4)
     given = mixture.condition(x, mask)
-    belief, draws = mixture.belief(given), 200_000
+    distribution, draws = mixture.distribution(given), 200_000
     full = mixture.draw(given, x, mask, draws, noise())
     assert torch.equal(full[:, mask], x[mask].expand(draws, -1))
     for i in range(len(x)):
@@ -195,10 +195,10 @@ def test_belief_and_conditionals_have_the_moments_of_draws(space):
             value = full[:, i, q]
             if space.levels[q]:
                 share = (value[:, None] == torch.arange(space.max_levels)).double().mean(0)
-                assert_close(share, belief.log_prob[i, q].exp(), rtol=0, atol=0.006)
+                assert_close(share, distribution.log_prob[i, q].exp(), rtol=0, atol=0.006)
             else:
-                assert (value.mean() - belief.mean[i, q]).abs() < 5 * (belief.var[i, q] / draws).sqrt()
-                assert_close(value.var(), belief.var[i, q], rtol=0.03, atol=0)
+                assert (value.mean() - distribution.mean[i, q]).abs() < 5 * (distribution.var[i, q] / draws).sqrt()
+                assert_close(value.var(), distribution.var[i, q], rtol=0.03, atol=0)
         # Between the columns of one row: component by component, then mixed.
         centre, between = total_moments(weight, mean, covariance)
         if space.continuous:

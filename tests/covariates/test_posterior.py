@@ -10,12 +10,12 @@ from lacova.covariates.factorised import kl
 from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import FactorisedPrior
 from lacova.data.batches import Batch
-from lacova.data.distributions import RowPrior
+from lacova.data.distributions import ConditionalPrior
 from lacova.data.encoder import Table
 from tests.covariates import cases
 
 SPACE = cases.SPACE
-STARTS = pytest.mark.parametrize("start", ["given", "marginal"])
+STARTS = pytest.mark.parametrize("start", ["conditional", "marginal"])
 
 
 def batch(visits=(2, 3, 1, 4), seed=0):
@@ -23,7 +23,7 @@ def batch(visits=(2, 3, 1, 4), seed=0):
     b = cases.batch(visits, seed=seed)
     y_mask = torch.rand(b.y.shape, generator=torch.Generator().manual_seed(seed)) > 0.4
     y_mask[0] = False
-    return replace(b, y_mask=y_mask, given=RowPrior(cases.belief(b), b.x.new_zeros(len(b))))
+    return replace(b, y_mask=y_mask, conditional_prior=ConditionalPrior(cases.distribution(b), b.x.new_zeros(len(b))))
 
 
 def marginal():
@@ -82,9 +82,9 @@ def test_measurements_are_seen_only_where_asked_for():
 def test_what_the_prior_says_is_seen():
     b, q = batch(), posterior(silent=False)
     for name in ("mean", "var"):
-        prior = b.given.belief
+        prior = b.conditional_prior.distribution
         changed = replace(prior, **{name: getattr(prior, name) + 0.5})
-        assert differs(q(replace(b, given=replace(b.given, belief=changed))), q(b))
+        assert differs(q(replace(b, conditional_prior=replace(b.conditional_prior, distribution=changed))), q(b))
 
 
 def test_static_columns_are_one_law_per_patient():
@@ -100,7 +100,7 @@ def test_static_columns_are_one_law_per_patient():
 
 def test_static_laws_are_the_average_over_visits_with_measurements():
     """Each visit by itself, as a patient of its own, gives what is averaged; visits without any y hardly count."""
-    b, q = batch(), posterior(start="given")
+    b, q = batch(), posterior(start="conditional")
     y_mask = torch.ones_like(b.y_mask)
     y_mask[[0, 3, 4]] = False
     b = replace(b, y_mask=y_mask)
@@ -110,8 +110,8 @@ def test_static_laws_are_the_average_over_visits_with_measurements():
         own = b.patient == p
         seen = own & y_mask.any(1)
         seen = seen if seen.any() else own
-        shift = (alone.mean - b.given.belief.mean)[seen, 4].mean(0)
-        assert_close(law.mean[own, 4], b.given.belief.mean[own, 4] + shift, rtol=0, atol=1e-5)
+        shift = (alone.mean - b.conditional_prior.distribution.mean)[seen, 4].mean(0)
+        assert_close(law.mean[own, 4], b.conditional_prior.distribution.mean[own, 4] + shift, rtol=0, atol=1e-5)
 
 
 def test_rows_and_patients_may_come_in_any_order():
@@ -119,7 +119,14 @@ def test_rows_and_patients_may_come_in_any_order():
     law = q(b)
     order = torch.tensor([9, 7, 6, 8, 4, 2, 3, 5, 1, 0])  # patients 3, 1, 2, 0 with their visits shuffled
     patient = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 3, 3])
-    shuffled = Batch(b.y[order], b.y_mask[order], b.x[order], b.x_mask[order], patient, given=b.given.take(order))
+    shuffled = Batch(
+        b.y[order],
+        b.y_mask[order],
+        b.x[order],
+        b.x_mask[order],
+        patient,
+        conditional_prior=b.conditional_prior.take(order),
+    )
     assert_equal(q(shuffled), law.take(order))
     assert_equal(q(b.take(b.patient == 1)), law.take(b.patient == 1))
 
@@ -127,9 +134,11 @@ def test_rows_and_patients_may_come_in_any_order():
 @STARTS
 def test_a_silent_network_starts_at_the_prior(start):
     b, q = batch(), posterior(start=start, silent=True)
-    law, prior = q(b), b.given.belief
+    law, prior = q(b), b.conditional_prior.distribution
     assert_close(law.log_prob[:, SPACE.categorical], prior.log_prob[:, SPACE.categorical], rtol=1e-10, atol=1e-12)
-    mean, var = (prior.mean, prior.var) if start == "given" else (v.expand(len(b), -1) for v in parts(marginal())[:2])
+    mean, var = (
+        (prior.mean, prior.var) if start == "conditional" else (v.expand(len(b), -1) for v in parts(marginal())[:2])
+    )
     c = SPACE.continuous
     assert_close(law.mean[:, c], mean[:, c], rtol=1e-10, atol=1e-12)
     assert_close(law.var[:, c], var[:, c], rtol=1e-10, atol=0)
@@ -137,7 +146,7 @@ def test_a_silent_network_starts_at_the_prior(start):
 
 def test_an_untrained_network_starts_near_the_prior():
     b = batch()
-    law, prior = posterior()(b), b.given.belief
+    law, prior = posterior()(b), b.conditional_prior.distribution
     shift = (law.log_prob.exp() - prior.log_prob.exp())[:, SPACE.categorical].abs()
     assert 1e-6 < shift.max() < 0.25
 
@@ -149,7 +158,7 @@ def test_levels_beyond_a_columns_own_are_impossible_and_gradients_finite(start):
     for c in SPACE.categorical:
         assert (law.log_prob[:, c, SPACE.levels[c] :] == -torch.inf).all()
         assert_close(law.log_prob[:, c].exp().sum(-1), torch.ones(len(b)).double(), rtol=1e-10, atol=0)
-    kl(law, cases.belief(b, seed=5), b, SPACE).backward()
+    kl(law, cases.distribution(b, seed=5), b, SPACE).backward()
     for parameter in q.parameters():
         assert torch.isfinite(parameter.grad).all()
     layers = [layer for network in q.networks for layer in network if hasattr(layer, "weight")]

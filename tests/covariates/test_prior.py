@@ -17,7 +17,7 @@ from lacova.covariates.prior import MIN_VARIANCE, FactorisedPrior, JointPrior
 from lacova.covariates.scenarios import complete
 from lacova.data.batches import Batch
 from lacova.data.covariate_space import CovariateSpace
-from lacova.data.distributions import Belief
+from lacova.data.distributions import FactorisedDistribution
 from lacova.data.encoder import Table
 from tests.covariates import cases
 from tests.covariates.test_mixture import CATEGORIES, MIXED, rows, toy
@@ -45,7 +45,7 @@ def joint_batch(space, gaps, mixture=None):
     x = rows(space, n=len(gaps) + 1, seed=3)[0][:-1]
     prior = JointPrior(mixture or toy(space))
     t = table(x, ~gaps)
-    return prior, Batch(t.y, t.y_mask, t.x, t.x_mask, torch.arange(len(x)), given=prior.prepare(t))
+    return prior, Batch(t.y, t.y_mask, t.x, t.x_mask, torch.arange(len(x)), conditional_prior=prior.condition(t))
 
 
 def sampled_kl(prior, q, b, samples=1, seed=0):
@@ -118,17 +118,17 @@ def test_every_row_counts_where_nothing_is_static_or_there_is_no_patient():
 def test_factorised_prior_says_the_same_of_every_row():
     b = cases.batch(missing=0.5)
     prior = FactorisedPrior.learn(cases.SPACE, as_table(cases.batch((20,) * 3, 0.3, seed=2)))
-    given = prior.prepare(as_table(b))
-    b = replace(b, given=given)
+    given = prior.condition(as_table(b))
+    b = replace(b, conditional_prior=given)
     for i in range(len(b)):
-        assert torch.equal(given.belief.mean[i], prior.mean)
-        assert torch.equal(given.belief.var[i], prior.var)
-        assert torch.equal(given.belief.log_prob[i], prior.log_prob)
+        assert torch.equal(given.distribution.mean[i], prior.mean)
+        assert torch.equal(given.distribution.var[i], prior.var)
+        assert torch.equal(given.distribution.log_prob[i], prior.log_prob)
     assert (given.log_marginal == 0).all()
 
-    q = cases.belief(b)
+    q = cases.distribution(b)
     scenarios = complete(q, b, cases.SPACE, couple=False, samples=1, generator=noise())
-    assert_close(prior.kl(q, scenarios, b), factorised.kl(q, given.belief, b, cases.SPACE), rtol=1e-12, atol=0)
+    assert_close(prior.kl(q, scenarios, b), factorised.kl(q, given.distribution, b, cases.SPACE), rtol=1e-12, atol=0)
     x = prior.draw(b, 5_000, noise())
     assert torch.equal(x[:, b.x_mask], b.x[b.x_mask].expand(5_000, -1))
     density = prior.log_density(x, b)
@@ -159,7 +159,7 @@ def test_joint_kl_over_missing_categories_is_exact(space):
     gaps[1, space.categorical[0]] = gaps[2, space.categorical[1]] = True
     gaps[3:, space.categorical] = True
     prior, b = joint_batch(space, gaps)
-    q = cases.belief(b, space)
+    q = cases.distribution(b, space)
     assert_close(sampled_kl(prior, q, b), exact_kl(prior, q, b), rtol=1e-8, atol=0)
 
 
@@ -170,11 +170,11 @@ def test_joint_kl_over_missing_categories_is_exact(space):
 )
 def test_joint_kl_and_its_gradient_are_unbiased(gaps):
     prior, b = joint_batch(MIXED, [gaps])
-    start = cases.belief(b, MIXED)
+    start = cases.distribution(b, MIXED)
     mean, log_var = start.mean.clone().requires_grad_(), start.var.log().requires_grad_()
     logits = torch.where(start.log_prob.isneginf(), 0.0, start.log_prob).requires_grad_()
     padded = torch.where(start.log_prob.isneginf(), -torch.inf, logits)
-    q = Belief(mean, log_var.exp(), padded.log_softmax(-1))
+    q = FactorisedDistribution(mean, log_var.exp(), padded.log_softmax(-1))
     exact, average = exact_kl(prior, q, b), sampled_kl(prior, q, b, samples=100_000)
     assert exact > 0
     assert_close(average, exact, rtol=0, atol=0.03)
@@ -189,8 +189,8 @@ def test_few_samples_give_the_exact_kl_on_average():
     """A single sample is noisy; its mean over many is not. Each single row repeated counts as another sample."""
     prior, b = joint_batch(MIXED, [[True, True, False, False, False]] * 4_000)
     one = torch.zeros(4_000, dtype=torch.long)
-    b = replace(b, x=b.x[one], x_mask=b.x_mask[one], given=b.given.take(one))
-    q = cases.belief(b, MIXED).take(one)
+    b = replace(b, x=b.x[one], x_mask=b.x_mask[one], conditional_prior=b.conditional_prior.take(one))
+    q = cases.distribution(b, MIXED).take(one)
     exact = exact_kl(prior, q.take(one[:1]), b.take(torch.arange(4_000) < 1))
     assert_close(sampled_kl(prior, q, b) / 4_000, exact, rtol=0, atol=0.1)
 
@@ -198,21 +198,21 @@ def test_few_samples_give_the_exact_kl_on_average():
 def test_complete_rows_add_nothing_to_the_joint_kl():
     gaps = torch.zeros(5, 5, dtype=torch.bool)
     prior, b = joint_batch(MIXED, gaps)
-    assert sampled_kl(prior, cases.belief(b, MIXED), b) == 0.0
+    assert sampled_kl(prior, cases.distribution(b, MIXED), b) == 0.0
     gaps[2:, 1] = True
     prior, b = joint_batch(MIXED, gaps)
-    q, some = cases.belief(b, MIXED), ~b.x_mask.all(1)
+    q, some = cases.distribution(b, MIXED), ~b.x_mask.all(1)
     assert_close(sampled_kl(prior, q, b), sampled_kl(prior, q.take(some), b.take(some)), rtol=1e-8, atol=0)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_joint_kl_is_zero_for_the_posterior_itself_and_positive_otherwise(seed):
     prior, b = joint_batch(MIXED, [[False, True, False, False, False], [False, False, False, True, False]])
-    assert abs(sampled_kl(prior, b.given.belief, b)) < 1e-12
-    assert sampled_kl(prior, cases.belief(b, MIXED, seed=seed), b) > 0
+    assert abs(sampled_kl(prior, b.conditional_prior.distribution, b)) < 1e-12
+    assert sampled_kl(prior, cases.distribution(b, MIXED, seed=seed), b) > 0
     prior, b = joint_batch(MIXED, ~rows(MIXED, n=20, seed=seed)[1])
-    assert sampled_kl(prior, cases.belief(b, MIXED, seed=seed), b, samples=2_000) > 0
-    assert sampled_kl(prior, b.given.belief, b, samples=2_000) > -0.2
+    assert sampled_kl(prior, cases.distribution(b, MIXED, seed=seed), b, samples=2_000) > 0
+    assert sampled_kl(prior, b.conditional_prior.distribution, b, samples=2_000) > -0.2
 
 
 def test_joint_kl_of_independent_columns_is_the_analytic_one(monkeypatch):
@@ -221,7 +221,7 @@ def test_joint_kl_of_independent_columns_is_the_analytic_one(monkeypatch):
     diagonal = Mixture(MIXED, one.log_weight, one.mean, torch.diag_embed(one.covariance.diagonal(dim1=1, dim2=2)),
                        one.log_level)  # fmt: skip
     prior, b = joint_batch(MIXED, ~rows(MIXED, n=8, seed=1)[1], diagonal)
-    q = cases.belief(b, MIXED)
+    q = cases.distribution(b, MIXED)
     ends = torch.tensor([1.0, -1.0]).double()[:, None, None]
     monkeypatch.setattr(torch, "randn", lambda samples, *shape, **_: ends.expand(samples, *shape))
     average = sampled_kl(prior, q, b, samples=2)
@@ -235,16 +235,16 @@ def test_joint_kl_of_independent_columns_is_the_analytic_one(monkeypatch):
             p = Normal(one.mean[0, k], one.covariance[0, k, k].sqrt())
             want += kl_divergence(Normal(q.mean[i, c], q.var[i, c].sqrt()), p)
     assert_close(average, want, rtol=1e-8, atol=0)
-    assert_close(average, factorised.kl(q, b.given.belief, b, MIXED), rtol=1e-8, atol=0)
+    assert_close(average, factorised.kl(q, b.conditional_prior.distribution, b, MIXED), rtol=1e-8, atol=0)
 
 
 def test_gradient_of_the_joint_kl_reaches_gaps_only():
     prior, b = joint_batch(MIXED, ~rows(MIXED, n=10, seed=2)[1])
-    start = cases.belief(b, MIXED)
+    start = cases.distribution(b, MIXED)
     mean, var = start.mean.clone().requires_grad_(), start.var.clone().requires_grad_()
     logits = torch.where(start.log_prob.isneginf(), 0.0, start.log_prob).requires_grad_()
     padded = torch.where(start.log_prob.isneginf(), -torch.inf, logits)
-    sampled_kl(prior, Belief(mean, var, padded.log_softmax(-1)), b).backward()
+    sampled_kl(prior, FactorisedDistribution(mean, var, padded.log_softmax(-1)), b).backward()
     number = torch.tensor([n == 0 for n in MIXED.levels])
     for gradient in (mean.grad, var.grad):
         assert torch.isfinite(gradient).all()
@@ -274,7 +274,7 @@ def test_joint_draws_have_the_prepared_law_and_keep_observed_entries():
     draws = 50_000
     x = prior.draw(b, draws, noise())
     assert torch.equal(x[:, b.x_mask], b.x[b.x_mask].expand(draws, -1))
-    law = b.given.belief
+    law = b.conditional_prior.distribution
     for i, c in (~b.x_mask).nonzero().tolist():
         if MIXED.levels[c]:
             share = (x[:, i, c, None] == torch.arange(3)).double().mean(0)
@@ -287,14 +287,21 @@ def test_joint_draws_have_the_prepared_law_and_keep_observed_entries():
 def test_joint_prior_is_prepared_in_pieces_in_the_tables_precision(monkeypatch):
     prior, b = joint_batch(MIXED, ~rows(MIXED, n=30)[1])
     monkeypatch.setattr(Mixture, "chunk", lambda self: 7)
-    pieces = prior.prepare(as_table(b))
+    pieces = prior.condition(as_table(b))
     for name in ("mean", "var", "log_prob"):
-        assert_close(getattr(pieces.belief, name), getattr(b.given.belief, name), rtol=1e-8, atol=1e-10)
-    assert_close(pieces.log_marginal, b.given.log_marginal, rtol=1e-8, atol=1e-10)
-    single = prior.prepare(replace(as_table(b), x=b.x.float()))
-    assert single.belief.mean.dtype == single.belief.log_prob.dtype == single.log_marginal.dtype == torch.float32
-    batch = replace(b, x=b.x.float(), given=single)
-    assert sampled_kl(prior, cases.belief(b, MIXED).to(torch.float32), batch).dtype == torch.float32
+        assert_close(
+            getattr(pieces.distribution, name), getattr(b.conditional_prior.distribution, name), rtol=1e-8, atol=1e-10
+        )
+    assert_close(pieces.log_marginal, b.conditional_prior.log_marginal, rtol=1e-8, atol=1e-10)
+    single = prior.condition(replace(as_table(b), x=b.x.float()))
+    assert (
+        single.distribution.mean.dtype
+        == single.distribution.log_prob.dtype
+        == single.log_marginal.dtype
+        == torch.float32
+    )
+    batch = replace(b, x=b.x.float(), conditional_prior=single)
+    assert sampled_kl(prior, cases.distribution(b, MIXED).to(torch.float32), batch).dtype == torch.float32
     assert prior.draw(batch, 2, noise()).dtype == torch.float32
 
 
@@ -304,7 +311,7 @@ def test_joint_prior_learns_dependence_between_columns():
     x[:, 0], x[:, 2], x[:, 3] = full, -full, (full > 0).double()
     t = table(x, mask)
     prior = JointPrior.learn(MIXED, t, seed=0)
-    law = prior.prepare(t).belief
+    law = prior.condition(t).distribution
     only_b = ~mask[:, 0] & mask[:, 2]
     assert (law.mean[only_b, 0] - full[only_b]).abs().mean() < 0.3
     level = ~mask[:, 3] & mask[:, 0]

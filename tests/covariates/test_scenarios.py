@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lacova.covariates.scenarios import complete
 from lacova.data.covariate_space import CovariateSpace
-from lacova.data.distributions import Belief
+from lacova.data.distributions import FactorisedDistribution
 from tests.covariates import cases
 
 CATS = CovariateSpace(("c3", "c2", "s2"), (3, 2, 2), (False, False, True))
@@ -54,7 +54,7 @@ def by_enumeration(b, q, rows, space, function):
 @pytest.mark.parametrize("seed", range(4))
 def test_sum_over_categories_equals_enumeration_per_row(seed):
     b = cases.batch(missing=0.6, seed=seed, space=CATS)
-    q = cases.belief(b, CATS)
+    q = cases.distribution(b, CATS)
     s = complete(q, b, CATS, couple=False, samples=1, generator=noise())
     got = torch.zeros(len(b)).double().index_add(0, s.row, s.row_weight * score(s.x))
     want = [by_enumeration(b, q, [i], CATS, lambda x: score(x[0])) for i in range(len(b))]
@@ -64,7 +64,7 @@ def test_sum_over_categories_equals_enumeration_per_row(seed):
 @pytest.mark.parametrize("seed", range(4))
 def test_sum_over_categories_equals_enumeration_per_patient(seed):
     b = cases.batch(missing=0.4, seed=seed, space=CATS)
-    q = cases.belief(b, CATS)
+    q = cases.distribution(b, CATS)
     s = complete(q, b, CATS, couple=True, samples=1, generator=noise(), cap=10_000)
     for p in range(b.patients):
         rows = (b.patient == p).nonzero()[:, 0].tolist()
@@ -79,7 +79,7 @@ def test_sum_over_categories_equals_enumeration_per_patient(seed):
 def test_monte_carlo_converges_to_quadrature():
     space = CovariateSpace(("a", "b"), (0, 0), (False, False))
     b = cases.batch(visits=(1, 1), space=space, gaps=[[True, False], [True, True]])
-    q = cases.belief(b, space)
+    q = cases.distribution(b, space)
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
     nodes, weights = torch.tensor(nodes), torch.tensor(weights / weights.sum())
 
@@ -103,11 +103,11 @@ def test_monte_carlo_converges_to_quadrature():
 
 def test_beyond_the_cap_sampling_is_unbiased_in_value_and_gradient():
     b = cases.batch(visits=(1,), space=CATS, gaps=[[True, True, True]])
-    logits = cases.belief(b, CATS).log_prob.clone().requires_grad_()
+    logits = cases.distribution(b, CATS).log_prob.clone().requires_grad_()
 
     def expectation(cap, samples):
         log_prob = torch.log_softmax(logits, -1)
-        q = Belief(torch.zeros_like(b.x), torch.ones_like(b.x), log_prob)
+        q = FactorisedDistribution(torch.zeros_like(b.x), torch.ones_like(b.x), log_prob)
         s = complete(q, b, CATS, couple=False, samples=samples, generator=noise(), cap=cap)
         value = (s.row_weight * score(s.x)).sum()
         return len(s.weight), value, torch.autograd.grad(value, logits)[0]
@@ -125,8 +125,8 @@ def test_sampled_levels_have_a_baseline():
     """A large constant in the function adds nothing to the gradient; without the other samples' mean it would."""
     b = cases.batch(visits=(2, 1), space=CATS, gaps=[[True, True, True]] * 3)
     for samples in (1, 3):
-        logits = cases.belief(b, CATS).log_prob.clone().requires_grad_()
-        q = Belief(torch.zeros_like(b.x), torch.ones_like(b.x), torch.log_softmax(logits, -1))
+        logits = cases.distribution(b, CATS).log_prob.clone().requires_grad_()
+        q = FactorisedDistribution(torch.zeros_like(b.x), torch.ones_like(b.x), torch.log_softmax(logits, -1))
         s = complete(q, b, CATS, couple=True, samples=samples, generator=noise(), cap=1)
         assert len(s.weight) == 2 * max(2, samples)
         assert int(s.sample.max()) == samples - 1
@@ -145,7 +145,7 @@ def test_sampled_levels_have_a_baseline():
 @settings(max_examples=60, deadline=None)
 def test_scenarios_are_completions_with_weights_that_sum_to_one(visits, missing, seed, couple, samples, cap):
     b = cases.batch(tuple(visits), missing, seed)
-    s = complete(cases.belief(b), b, cases.SPACE, couple=couple, samples=samples, generator=noise(), cap=cap)
+    s = complete(cases.distribution(b), b, cases.SPACE, couple=couple, samples=samples, generator=noise(), cap=cap)
     kept = b.x_mask[s.row]
     assert torch.equal(s.x[kept], b.x[s.row][kept])
     for c in cases.SPACE.categorical:

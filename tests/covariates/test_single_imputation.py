@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from lacova import DataError, Schema
 from lacova.covariates.single_imputation import FILLS, Fill
-from lacova.data.encoder import Codec
+from lacova.data.encoder import TableEncoder
 
 SCHEMA = Schema(["y"], {"dose": "continuous", "arm": "categorical", "age": "continuous", "sex": "categorical"})
 RULES = [kind for kind in FILLS if kind != "oracle"]
@@ -26,23 +26,25 @@ def frame(n=40, missing=0.25, seed=0):
 
 
 def learn(kind, train):
-    codec = Codec.learn(SCHEMA, train)
-    return Fill.learn(kind, codec, codec.encode(train, dtype=torch.float64)), codec
+    encoder = TableEncoder.learn(SCHEMA, train)
+    return Fill.learn(kind, encoder, encoder.encode(train, dtype=torch.float64)), encoder
 
 
-def filled(fill, codec, data):
+def filled(fill, encoder, data):
     """What the rule makes of a frame, in its own units."""
-    done = fill(codec.encode(data, dtype=torch.float64))
-    return pd.DataFrame({name: codec.decode_covariate(name, done.x[:, q]) for q, name in enumerate(SCHEMA.covariates)})
+    done = fill(encoder.encode(data, dtype=torch.float64))
+    return pd.DataFrame(
+        {name: encoder.decode_covariate(name, done.x[:, q]) for q, name in enumerate(SCHEMA.covariates)}
+    )
 
 
 @pytest.mark.parametrize("kind", RULES)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_gaps_are_closed_and_observed_entries_kept(kind, seed):
     train, new = frame(), frame(15, 0.5, seed=seed + 5)
-    fill, codec = learn(kind, train)
+    fill, encoder = learn(kind, train)
     for data in (train, new):
-        table = codec.encode(data, dtype=torch.float64)
+        table = encoder.encode(data, dtype=torch.float64)
         done = fill(table)
         assert done.x_mask.all()
         assert torch.isfinite(done.x).all()
@@ -50,17 +52,17 @@ def test_gaps_are_closed_and_observed_entries_kept(kind, seed):
         assert done.x.dtype == table.x.dtype
         assert done.y is table.y
         for name in ("arm", "sex"):
-            codes = done.x[:, codec.space.names.index(name)]
-            assert set(codes.tolist()) <= set(range(len(codec.levels[name])))
+            codes = done.x[:, encoder.space.names.index(name)]
+            assert set(codes.tolist()) <= set(range(len(encoder.levels[name])))
         assert not table.x_mask.all()  # the table given is left as it was
-    single = codec.encode(new)
+    single = encoder.encode(new)
     assert fill(single).x.dtype == torch.float32
 
 
 @pytest.mark.parametrize("kind", FILLS)
 def test_a_complete_table_is_returned_as_it_is(kind):
-    fill, codec = learn(kind, frame(missing=0.0))
-    table = codec.encode(frame(10, 0.0, seed=3))
+    fill, encoder = learn(kind, frame(missing=0.0))
+    table = encoder.encode(frame(10, 0.0, seed=3))
     assert fill(table) is table
 
 
@@ -68,12 +70,12 @@ def test_a_complete_table_is_returned_as_it_is(kind):
 def test_only_training_rows_teach(kind):
     """A new row is filled the same way alone and among other rows, and after others have been filled."""
     new = frame(12, 0.4, seed=9)
-    fill, codec = learn(kind, frame())
-    together = filled(fill, codec, new)
+    fill, encoder = learn(kind, frame())
+    together = filled(fill, encoder, new)
     for i in range(len(new)):
-        alone = filled(fill, codec, new.iloc[[i]])
+        alone = filled(fill, encoder, new.iloc[[i]])
         pd.testing.assert_frame_equal(alone, together.iloc[[i]].reset_index(drop=True), rtol=1e-10)
-    pd.testing.assert_frame_equal(filled(fill, codec, new), together)
+    pd.testing.assert_frame_equal(filled(fill, encoder, new), together)
     other, other_codec = learn(kind, frame(seed=4).assign(dose=lambda f: f["dose"] - 100.0))
     assert (kind == "zero") == np.allclose(filled(other, other_codec, new)["dose"], together["dose"])
 
@@ -131,12 +133,12 @@ def test_iterative_looks_beyond_the_mode():
 
 
 def test_oracle_refuses_gaps_and_says_where():
-    fill, codec = learn("oracle", frame(missing=0.0))
+    fill, encoder = learn("oracle", frame(missing=0.0))
     data = frame(10, 0.0, seed=3)
     data.loc[[1, 4], "dose"] = np.nan
     data.loc[7, "sex"] = None
     with pytest.raises(DataError, match=r"needs complete covariates, but there are gaps: 2 in 'dose', 1 in 'sex'\.$"):
-        fill(codec.encode(data))
+        fill(encoder.encode(data))
 
 
 @pytest.mark.parametrize("kind", RULES)
@@ -146,8 +148,10 @@ def test_static_columns_stay_constant_within_a_patient(kind):
     data = frame(60).assign(id=np.arange(60) // 3, day=np.arange(60) % 3)
     data[["age", "sex"]] = data.groupby("id")[["age", "sex"]].transform("first")
     data.loc[data["id"] % 3 == 0, ["age", "sex"]] = None
-    codec = Codec.learn(schema, data)
-    table = codec.encode(data, dtype=torch.float64)
-    done = Fill.learn(kind, codec, table)(table)
+    encoder = TableEncoder.learn(schema, data)
+    table = encoder.encode(data, dtype=torch.float64)
+    done = Fill.learn(kind, encoder, table)(table)
     for name in ("age", "sex"):
-        assert (pd.Series(done.x[:, codec.space.names.index(name)]).groupby(table.patient.numpy()).nunique() == 1).all()
+        assert (
+            pd.Series(done.x[:, encoder.space.names.index(name)]).groupby(table.patient.numpy()).nunique() == 1
+        ).all()

@@ -15,10 +15,10 @@ from lacova.covariates import static_regression
 from lacova.covariates.longitudinal import LongitudinalPrior
 from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import FactorisedPrior
-from lacova.covariates.static_regression import Reading, read_category, read_number
+from lacova.covariates.static_regression import StaticRegression, regress_category, regress_number
 from lacova.data.batches import Batches
-from lacova.data.distributions import RowPrior
-from lacova.data.encoder import Codec, Table
+from lacova.data.distributions import ConditionalPrior
+from lacova.data.encoder import Table, TableEncoder
 from lacova.data.masks import mask_at_random
 from lacova.data.measurement_space import NO_LIMITS, MeasurementSpace
 from tests.covariates import cases
@@ -69,7 +69,7 @@ def test_of_all_settings_the_one_that_foretells_each_patient_from_the_others_is_
                 told += law(h[[i]], mean[[i]], var[[i]], a, b, precision).logpdf(x[i])[0]
             scores[precision, shrinkage] = told
     best = max(scores, key=scores.get)
-    a, b, precision = read_number(h, x, mean, var)
+    a, b, precision = regress_number(h, x, mean, var)
     if scores[best] < norm(mean, np.sqrt(var)).logpdf(x).sum():
         assert (abs(a).max(), b, precision) == (0.0, 0.0, 0.0)
         return
@@ -85,7 +85,7 @@ def test_what_many_patients_say_of_a_number_is_bayes_theorem():
     mean, var, noise = 0.5, 1.5, np.array([0.5, 2.0])
     x = mean + np.sqrt(var) * rng.normal(size=4000)
     h = x[:, None] + np.sqrt(noise) * rng.normal(size=(4000, 2))
-    a, b, precision = read_number(h, x, np.full(4000, mean), np.full(4000, var))
+    a, b, precision = regress_number(h, x, np.full(4000, mean), np.full(4000, var))
     assert precision == pytest.approx((1 / noise).sum(), rel=0.3)  # J is one of a grid
     exact = 1.0 / (1.0 / var + (1.0 / noise).sum())
     new = np.array([[1.0, -1.0], [2.0, 3.0], [0.0, 0.0]])
@@ -95,7 +95,7 @@ def test_what_many_patients_say_of_a_number_is_bayes_theorem():
 
 
 def test_a_number_with_nothing_to_read_stays_with_its_prior():
-    a, b, precision = read_number(*numbers(300, seed=2))
+    a, b, precision = regress_number(*numbers(300, seed=2))
     found = law(np.eye(4), np.zeros(4), np.ones(4), a, b, precision)
     assert abs(found.mean()).max() < 0.2
     assert found.var().min() > 0.9
@@ -111,7 +111,7 @@ def test_few_patients_and_many_measurements_give_intervals_that_hold():
 
     inside = []
     for _ in range(10):
-        found = read_number(*patients(80))
+        found = regress_number(*patients(80))
         h, x, mean, var = patients(500)
         inside.append((abs(law(h, mean, var, *found).cdf(x) - 0.5) < 0.45).mean())
     assert 0.85 < np.mean(inside) < 0.95
@@ -121,14 +121,14 @@ def categories(patients, seed=0, effect=0.0):
     rng = np.random.default_rng(seed)
     h = rng.normal(size=(patients, 3))
     log_prior = log_softmax(rng.normal(size=(patients, 3)), axis=1)
-    chance = softmax(log_prior + effect * h, axis=1)
-    return h, (rng.random((patients, 1)) > chance.cumsum(1)[:, :2]).sum(1), log_prior
+    probability = softmax(log_prior + effect * h, axis=1)
+    return h, (rng.random((patients, 1)) > probability.cumsum(1)[:, :2]).sum(1), log_prior
 
 
 def test_a_category_is_read_by_the_penalised_likelihood(monkeypatch):
     monkeypatch.setattr(static_regression, "SHRINKAGE", np.array([0.02]))
     h, x, log_prior = categories(60, effect=1.5)
-    a, b = read_category(h, x, log_prior)
+    a, b = regress_category(h, x, log_prior)
     wrong = softmax(log_prior + h @ a + b, axis=1) - np.eye(3)[x]
     shrinkage = 0.02 * (np.square(h).sum(1).mean() + 1.0)
     np.testing.assert_allclose(h.T @ wrong + shrinkage * a, 0.0, atol=1e-3)
@@ -137,13 +137,13 @@ def test_a_category_is_read_by_the_penalised_likelihood(monkeypatch):
 
 def test_what_many_patients_say_of_a_category_is_bayes_theorem():
     h, x, log_prior = categories(4000, seed=4, effect=1.0)
-    a, b = read_category(h, x, log_prior)
+    a, b = regress_category(h, x, log_prior)
     new, _, before = categories(50, seed=5)
     np.testing.assert_allclose(softmax(before + new @ a + b, axis=1), softmax(before + new, axis=1), atol=0.05)
 
 
 def test_a_category_with_nothing_to_read_stays_with_its_prior():
-    a, b = read_category(*categories(150, seed=6))
+    a, b = regress_category(*categories(150, seed=6))
     assert abs(a).max() < 0.15
     assert abs(b).max() < 0.15
 
@@ -153,10 +153,10 @@ def test_shrinkage_is_that_of_held_out_patients():
     rng = np.random.default_rng(7)
     h, new = rng.normal(size=(60, 60)), rng.normal(size=(500, 60))
     log_prior = np.log(np.full((60, 2), 0.5))
-    a, b = read_category(h, (h[:, 0] + rng.normal(size=60) > 0).astype(int), log_prior)
-    chance = softmax(new @ a + b, axis=1)[:, 1]
+    a, b = regress_category(h, (h[:, 0] + rng.normal(size=60) > 0).astype(int), log_prior)
+    probability = softmax(new @ a + b, axis=1)[:, 1]
     truth = (new[:, 0] + rng.normal(size=500) > 0).astype(float)
-    assert np.square(chance - truth).mean() < 0.25  # that of who knows nothing
+    assert np.square(probability - truth).mean() < 0.25  # that of who knows nothing
 
 
 def mixed_batch():
@@ -168,12 +168,12 @@ def mixed_batch():
     mask = torch.rand(6, 3, generator=g) > 0.3
     mask[1], mask[5] = torch.tensor([[False, False, False], [True, False, False]])
     b = replace(b, y=y.double() * mask, y_mask=mask)
-    return replace(b, given=RowPrior(cases.belief(b), b.x.new_zeros(6)))
+    return replace(b, conditional_prior=ConditionalPrior(cases.distribution(b), b.x.new_zeros(6)))
 
 
 def talkative(measurements=MIXED):
     g = torch.Generator().manual_seed(2)
-    read = Reading(SPACE, measurements, time=0).double()
+    read = StaticRegression(SPACE, measurements, time=0).double()
     for name in ("centre", "spread", "weight", "bias", "precision", "looked"):
         buffer = getattr(read, name)
         buffer.copy_(torch.rand(buffer.shape, generator=g, dtype=torch.double) + 0.1)
@@ -182,7 +182,7 @@ def talkative(measurements=MIXED):
 
 def test_beliefs_are_the_prior_times_what_averages_say():
     b, read = mixed_batch(), talkative()
-    prior = b.given.belief
+    prior = b.conditional_prior.distribution
     found, most = read(prior, b), 0.0
     for rows in ([0, 1], [2, 3, 4], [5]):
         seen = [[r for r in rows if b.y_mask[r, d]] for d in (0, 2, 1, 1, 1)]
@@ -206,7 +206,7 @@ def test_beliefs_are_the_prior_times_what_averages_say():
 
 def test_who_has_no_measurements_has_the_prior():
     b = mixed_batch()
-    b, prior = replace(b, y_mask=torch.zeros_like(b.y_mask)), b.given.belief
+    b, prior = replace(b, y_mask=torch.zeros_like(b.y_mask)), b.conditional_prior.distribution
     found = talkative()(prior, b)
     for name in ("mean", "var", "log_prob"):
         assert_close(getattr(found, name), getattr(prior, name))
@@ -217,14 +217,18 @@ def test_columns_that_change_are_left_to_the_networks():
     torch.manual_seed(0)
     many = cases.batch((3,) * 30, 0.3, seed=9)
     marginal = FactorisedPrior.learn(SPACE, Table(many.y, many.y_mask, many.x, many.x_mask, many.patient, ()))
-    q = AmortisedPosterior(SPACE, MIXED, marginal, "given", hidden=(16, 8), reading=talkative()).double()
-    belief, read = q(b), q.reading(b.given.belief, b)
+    q = AmortisedPosterior(
+        SPACE, MIXED, marginal, "conditional", hidden=(16, 8), static_regression=talkative()
+    ).double()
+    distribution, read = q(b), q.static_regression(b.conditional_prior.distribution, b)
     static = torch.tensor(SPACE.static)
     for name in ("mean", "var", "log_prob"):
-        assert_close(getattr(belief, name)[:, static], getattr(read, name)[:, static])
-        assert_close(getattr(read, name)[:, ~static], getattr(b.given.belief, name)[:, ~static])
-    assert (belief.mean - b.given.belief.mean)[:, 0].abs().min() > 1e-4
-    (of_weights,) = torch.autograd.grad(belief.mean[:, 4].sum() + belief.log_prob[:, 3].sum(), q.inner.weight)
+        assert_close(getattr(distribution, name)[:, static], getattr(read, name)[:, static])
+        assert_close(getattr(read, name)[:, ~static], getattr(b.conditional_prior.distribution, name)[:, ~static])
+    assert (distribution.mean - b.conditional_prior.distribution.mean)[:, 0].abs().min() > 1e-4
+    (of_weights,) = torch.autograd.grad(
+        distribution.mean[:, 4].sum() + distribution.log_prob[:, 3].sum(), q.inner.weight
+    )
     assert of_weights.abs().max() == 0.0
 
 
@@ -248,18 +252,18 @@ def cohort(patients=120, seed=0):
 
 
 def learnt(table, schema):
-    codec = Codec.learn(schema, table)
-    rows = codec.encode(table)
-    prior = LongitudinalPrior.learn(codec.space, rows, 0, 0)
-    read = Reading(codec.space, codec.measurements, codec.space.names.index("day"))
+    encoder = TableEncoder.learn(schema, table)
+    rows = encoder.encode(table)
+    prior = LongitudinalPrior.learn(encoder.space, rows, 0, 0)
+    read = StaticRegression(encoder.space, encoder.measurements, encoder.space.names.index("day"))
     read.learn(rows, prior, 0)
-    return codec, rows, prior, read
+    return encoder, rows, prior, read
 
 
 def test_what_is_learnt_holds_for_patients_who_were_not_there():
     table, _, schema = cohort(200)
     table.loc[table.index % 9 == 0, list(schema.measurements)] = np.nan
-    codec, rows, prior, read = learnt(table, schema)
+    encoder, rows, prior, read = learnt(table, schema)
     seen = [rows.y[rows.y_mask[:, d], d] for d in range(8)]
     beside = rows.x_mask & rows.y_mask.any(1, keepdim=True)
     seen += [rows.x[beside[:, 2], 2], *((rows.x[beside[:, 1], 1] == level).float() for level in range(2))]
@@ -272,20 +276,20 @@ def test_what_is_learnt_holds_for_patients_who_were_not_there():
     assert read.weight[8, 0] == 0.0  # age says nothing of itself, nor does sex
     assert read.weight[9:, 1:].abs().max() == 0.0
     first = everyone.first[everyone.x_mask[everyone.first, 2]]
-    hidden = prior.prepare(replace(rows, x_mask=rows.x_mask & (torch.arange(3) != 2))).belief.take(first)
+    hidden = prior.condition(replace(rows, x_mask=rows.x_mask & (torch.arange(3) != 2))).distribution.take(first)
     counts = torch.tensor([1.0] * 8 + [0.0] + [0.3] * 2)  # measurements, age, sex
     h = read._averages(everyone)[0][everyone.patient[first]] * counts
-    a, _, precision = read_number(
+    a, _, precision = regress_number(
         *(v.double().numpy() for v in (h, rows.x[first, 2], hidden.mean[:, 2], hidden.var[:, 2]))
     )
     assert_close(read.weight[:, 0], counts * torch.as_tensor(a[:, 0]).float(), rtol=1e-3, atol=1e-4)
     assert read.precision[0].item() == pytest.approx(precision)
 
     new, truth, _ = cohort(300, seed=1)
-    new = codec.encode(new.assign(age=np.nan))
-    batch = Batches(replace(new, given=prior.prepare(new))).batch(torch.arange(300))
-    before, after = batch.given.belief, read(batch.given.belief, batch)
-    x = codec.encode(truth).x[batch.first, 2]
+    new = encoder.encode(new.assign(age=np.nan))
+    batch = Batches(replace(new, conditional_prior=prior.condition(new))).batch(torch.arange(300))
+    before, after = batch.conditional_prior.distribution, read(batch.conditional_prior.distribution, batch)
+    x = encoder.encode(truth).x[batch.first, 2]
     off = ((x - after.mean[batch.first, 2]) / after.var[batch.first, 2].sqrt()).square()
     assert off.mean().item() == pytest.approx(1.0, abs=0.2)
     explained = (
@@ -307,12 +311,15 @@ def test_covariates_that_change_tell_what_the_law_of_visits_leaves_out():
     kinds = {"day": "continuous", "age": "continuous", "drinks": "categorical"}
     schema = lacova.Schema(["lab"], kinds, instance="id", time="day", static=["age"])
     table, truth = study(300), study(300)
-    codec, _, prior, read = learnt(table, schema)
-    new = codec.encode(truth.assign(age=np.nan))
-    batch = Batches(replace(new, given=prior.prepare(new))).batch(torch.arange(300))
-    x = codec.encode(truth).x[batch.first, 1]
-    after = read(batch.given.belief, batch)
-    off = [(x - belief.mean[batch.first, 1]).square().mean() for belief in (batch.given.belief, after)]
+    encoder, _, prior, read = learnt(table, schema)
+    new = encoder.encode(truth.assign(age=np.nan))
+    batch = Batches(replace(new, conditional_prior=prior.condition(new))).batch(torch.arange(300))
+    x = encoder.encode(truth).x[batch.first, 1]
+    after = read(batch.conditional_prior.distribution, batch)
+    off = [
+        (x - distribution.mean[batch.first, 1]).square().mean()
+        for distribution in (batch.conditional_prior.distribution, after)
+    ]
     assert off[1] < 0.85 * off[0], off
     inside = (x - after.mean[batch.first, 1]).abs() < 1.645 * after.var[batch.first, 1].sqrt()
     assert 0.85 < inside.double().mean() < 0.95
@@ -324,20 +331,20 @@ def test_units_do_not_matter():
     table["lab5"] *= 1e-4
     found = []
     for scaling in ("standard", "none"):
-        codec = Codec.learn(schema, table, scaling)
-        rows = codec.encode(table, dtype=torch.float64)
-        prior = LongitudinalPrior.learn(codec.space, rows, 0, 0)
-        read = Reading(codec.space, codec.measurements, 0).double()
+        encoder = TableEncoder.learn(schema, table, scaling)
+        rows = encoder.encode(table, dtype=torch.float64)
+        prior = LongitudinalPrior.learn(encoder.space, rows, 0, 0)
+        read = StaticRegression(encoder.space, encoder.measurements, 0).double()
         read.learn(rows, prior, 0)
-        batch = Batches(replace(rows, given=prior.prepare(rows))).batch(torch.arange(120))
-        found.append(read(batch.given.belief, batch))
+        batch = Batches(replace(rows, conditional_prior=prior.condition(rows))).batch(torch.arange(120))
+        found.append(read(batch.conditional_prior.distribution, batch))
     for name in ("mean", "var", "log_prob"):
         assert_close(getattr(found[0], name), getattr(found[1], name), rtol=1e-3, atol=1e-3)
 
 
 def test_patients_who_do_not_show_a_column_are_not_learnt_from():
-    codec, rows, prior, one = learnt(*cohort()[::2])
-    two = Reading(codec.space, codec.measurements, 0)
+    encoder, rows, prior, one = learnt(*cohort()[::2])
+    two = StaticRegression(encoder.space, encoder.measurements, 0)
     two.learn(replace(rows, x=torch.where(rows.x_mask, rows.x, 7.0)), prior, 0)
     for name, buffer in one.named_buffers():
         assert_close(buffer, getattr(two, name))
@@ -349,9 +356,11 @@ def test_of_fewer_than_twenty_patients_nothing_is_read():
     table.loc[table["id"] >= 19, ["sex", "age"]] = None
     table["sex"], table["age"] = table["sex"].astype(object), table["age"].astype(float)
     _, rows, prior, read = learnt(table, schema)
-    batch = Batches(replace(rows, given=prior.prepare(rows))).batch(torch.arange(120))
-    assert_close(read(batch.given.belief, batch).mean, batch.given.belief.mean)
-    assert_close(read(batch.given.belief, batch).log_prob, batch.given.belief.log_prob)
+    batch = Batches(replace(rows, conditional_prior=prior.condition(rows))).batch(torch.arange(120))
+    assert_close(read(batch.conditional_prior.distribution, batch).mean, batch.conditional_prior.distribution.mean)
+    assert_close(
+        read(batch.conditional_prior.distribution, batch).log_prob, batch.conditional_prior.distribution.log_prob
+    )
 
 
 @pytest.mark.parametrize("covariates", ["joint", "factorised"])
@@ -361,8 +370,11 @@ def test_sex_and_age_of_patients_with_levels_are_read_from_their_measurements(co
     model.fit(table, max_epochs=2, progress=False)
     new, truth, _ = cohort(seed=1)
     new["sex"], new["age"] = pd.Series([None] * len(new), dtype=object), np.nan
-    codec, vae = model._fitted()
-    assert {codec.space.names[q] for q in vae.covariate_posterior.reading.of_x} == {"sex", "age"}  # not the day
+    encoder, vae = model._fitted()
+    assert {encoder.space.names[q] for q in vae.covariate_posterior.static_regression.of_x} == {
+        "sex",
+        "age",
+    }  # not the day
     found = model.impute(new)
     first = ~new["id"].duplicated()
     assert (found["sex"] == truth["sex"])[first].mean() > 0.85
@@ -387,4 +399,4 @@ def test_models_without_levels_or_without_a_look_at_y_read_nothing(settings):
     _, complete, schema = cohort(20)
     model = lacova.GPPriorVAE(schema, latent_dim=2, networks=lacova.Dense((16,), (16,)), **settings)
     model.fit(complete, max_epochs=1, progress=False)
-    assert model._fitted()[1].covariate_posterior.reading is None
+    assert model._fitted()[1].covariate_posterior.static_regression is None

@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 
 from lacova import Schema
-from lacova.data.columns import Levels, Moments, Tally, numbers
-from lacova.data.encoder import Codec
+from lacova.data.columns import ColumnStatistics, Levels, Moments, numbers
+from lacova.data.encoder import TableEncoder
 from lacova.data.errors import DataError
 
 SCHEMA = Schema(["a", "b"], {"x": "continuous", "c": "categorical", "d": "categorical"})
@@ -23,12 +23,12 @@ def table(n=300, seed=0):
 @pytest.mark.parametrize("scaling", ["standard", "minmax", "none"])
 @pytest.mark.parametrize("cuts", [[], [150], [1, 2, 3, 299], [10, 10, 250]])
 def test_parts_teach_what_the_whole_teaches(scaling, cuts):
-    frame, tally = table(), Tally(SCHEMA)
+    frame, statistics = table(), ColumnStatistics(SCHEMA)
     frame.iloc[:3, 1] = np.nan  # a part without an observed value
     for start, stop in zip([0, *cuts], [*cuts, len(frame)], strict=True):
         if stop > start:
-            tally.add(frame.iloc[start:stop])
-    whole, parts = Codec.learn(SCHEMA, frame, scaling), Codec.of(tally, scaling)
+            statistics.add(frame.iloc[start:stop])
+    whole, parts = TableEncoder.learn(SCHEMA, frame, scaling), TableEncoder.from_statistics(statistics, scaling)
     for name in ("y_shift", "y_scale", "x_shift", "x_scale"):
         # The mean of numbers about 1e9 has ten digits after the point, and so has their spread.
         np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), rtol=1e-8)
@@ -36,13 +36,13 @@ def test_parts_teach_what_the_whole_teaches(scaling, cuts):
 
 
 def test_one_part_teaches_exactly_what_numpy_says():
-    frame, tally = table(), Tally(SCHEMA)
-    tally.add(frame)
-    codec = Codec.of(tally)
+    frame, statistics = table(), ColumnStatistics(SCHEMA)
+    statistics.add(frame)
+    encoder = TableEncoder.from_statistics(statistics)
     y = np.stack([frame["a"], frame["b"]], axis=1)
-    assert codec.y_shift.tolist() == np.nanmean(y, axis=0).tolist()
-    assert codec.y_scale.tolist() == np.nanstd(y, axis=0).tolist()
-    assert codec.x_scale[0] == np.nanstd(frame[["x"]].to_numpy(), axis=0)[0]
+    assert encoder.y_shift.tolist() == np.nanmean(y, axis=0).tolist()
+    assert encoder.y_scale.tolist() == np.nanstd(y, axis=0).tolist()
+    assert encoder.x_scale[0] == np.nanstd(frame[["x"]].to_numpy(), axis=0)[0]
 
 
 def test_moments_of_a_column_far_from_zero_keep_their_digits():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lacova import DataError, Schema
-from lacova.data.encoder import Codec
+from lacova.data.encoder import TableEncoder
 
 NAN = float("nan")
 SCHEMA = Schema(
@@ -36,14 +36,14 @@ def simple(**columns):
 
 def levels_of(values):
     frame = pd.DataFrame({"c": values, "y": np.arange(len(values)), "x": np.arange(len(values))})
-    return Codec.learn(SIMPLE, frame).levels["c"]
+    return TableEncoder.learn(SIMPLE, frame).levels["c"]
 
 
 def doubled(frame, name):
     return pd.concat([frame, frame[[name]]], axis=1)
 
 
-# Tables that are refused. "learn" refuses the table in training, "encode" as new data for a good codec.
+# Tables that are refused. "learn" refuses the table in training, "encode" as new data for a good encoder.
 BAD = {
     "unseen category": (
         "encode",
@@ -151,26 +151,26 @@ BAD = {
 def test_bad_table_is_refused(stage, change, message):
     bad = change(visits())
     with pytest.raises(DataError, match=re.escape(message)):
-        Codec.learn(SCHEMA, bad) if stage == "learn" else Codec.learn(SCHEMA, visits()).encode(bad)
+        TableEncoder.learn(SCHEMA, bad) if stage == "learn" else TableEncoder.learn(SCHEMA, visits()).encode(bad)
 
 
 def test_duplicated_column_outside_the_schema_is_allowed():
     frame = doubled(visits().assign(note="n"), "note")
-    assert len(Codec.learn(SCHEMA, frame).encode(frame)) == 5
+    assert len(TableEncoder.learn(SCHEMA, frame).encode(frame)) == 5
 
 
 def test_unknown_scaling_is_refused():
     with pytest.raises(ValueError, match=r"^scaling is 'robust'; expected one of standard, minmax, none, normal\.$"):
-        Codec.learn(SIMPLE, simple(), "robust")
+        TableEncoder.learn(SIMPLE, simple(), "robust")
 
 
 @pytest.mark.parametrize(("column", "role"), [("y", "measurement"), ("x", "covariate")])
 def test_constant_column_warns_with_its_name_and_has_scale_1(column, role):
     frame = simple(**{column: [7.0, NAN, 7.0]})
     with pytest.warns(UserWarning, match=f"^{role} column\\(s\\) '{column}' are constant in training") as caught:
-        codec = Codec.learn(SIMPLE, frame)
+        encoder = TableEncoder.learn(SIMPLE, frame)
     assert len(caught) == 1
-    shift, scale = (codec.y_shift, codec.y_scale) if column == "y" else (codec.x_shift[:1], codec.x_scale[:1])
+    shift, scale = (encoder.y_shift, encoder.y_scale) if column == "y" else (encoder.x_shift[:1], encoder.x_scale[:1])
     assert (shift.tolist(), scale.tolist()) == ([7.0], [1.0])
 
 
@@ -178,23 +178,23 @@ def test_constant_column_warns_with_its_name_and_has_scale_1(column, role):
 def test_constant_measurement_is_encoded_as_0(scaling):
     frame = simple(y=[7.0, NAN, 7.0])
     with pytest.warns(UserWarning, match="'y' are constant"):
-        codec = Codec.learn(SIMPLE, frame, scaling)
-    assert codec.encode(frame).y[:, 0].tolist() == [0.0, 0.0, 0.0]
-    assert codec.encode(simple(y=[7.0, 8.0, 5.5])).y[:, 0].tolist() == [0.0, 1.0, -1.5]
+        encoder = TableEncoder.learn(SIMPLE, frame, scaling)
+    assert encoder.encode(frame).y[:, 0].tolist() == [0.0, 0.0, 0.0]
+    assert encoder.encode(simple(y=[7.0, 8.0, 5.5])).y[:, 0].tolist() == [0.0, 1.0, -1.5]
 
 
 def test_constant_column_of_0_1_is_constant_in_spite_of_rounding():
     # The standard deviation of ten copies of 0.1 is 1.4e-17, not 0.
     with pytest.warns(UserWarning, match="'y' are constant"):
-        codec = Codec.learn(SIMPLE, pd.DataFrame({"y": [0.1] * 10, "x": range(10), "c": "u"}))
-    assert codec.y_scale.tolist() == [1.0]
+        encoder = TableEncoder.learn(SIMPLE, pd.DataFrame({"y": [0.1] * 10, "x": range(10), "c": "u"}))
+    assert encoder.y_scale.tolist() == [1.0]
 
 
 def test_all_missing_row_is_accepted():
     frame = visits()
     frame.loc[1, ["day", "age", "sex", "alt", "ast"]] = None
     frame = frame.assign(id=range(5))
-    table = Codec.learn(SCHEMA, frame).encode(frame)
+    table = TableEncoder.learn(SCHEMA, frame).encode(frame)
     assert not table.y_mask[1].any()
     assert not table.x_mask[1].any()
     assert table.y[1].tolist() == [0.0, 0.0]
@@ -202,101 +202,101 @@ def test_all_missing_row_is_accepted():
 
 
 def test_column_all_missing_in_new_data_is_accepted():
-    table = Codec.learn(SCHEMA, visits()).encode(visits().assign(alt=NAN, age=NAN, sex=None))
+    table = TableEncoder.learn(SCHEMA, visits()).encode(visits().assign(alt=NAN, age=NAN, sex=None))
     assert not table.y_mask[:, 0].any()
     assert not table.x_mask[:, :2].any()
 
 
 def test_static_value_seen_at_one_visit_is_known_at_all():
-    codec = Codec.learn(SCHEMA, visits())
-    table = codec.encode(visits(), dtype=torch.float64)
+    encoder = TableEncoder.learn(SCHEMA, visits())
+    table = encoder.encode(visits(), dtype=torch.float64)
     age, sex = table.x[:, 0], table.x[:, 1]
     assert table.x_mask[:, :2].all()
-    np.testing.assert_allclose(codec.decode_covariate("age", age), [50, 50, 31, 31, 31], rtol=1e-12)
-    assert codec.decode_covariate("sex", sex).tolist() == ["m", "m", "f", "f", "f"]
+    np.testing.assert_allclose(encoder.decode_covariate("age", age), [50, 50, 31, 31, 31], rtol=1e-12)
+    assert encoder.decode_covariate("sex", sex).tolist() == ["m", "m", "f", "f", "f"]
     assert table.x_mask[:, 2].tolist() == [True, True, True, False, True]
 
 
 def test_patients_are_numbered_by_first_appearance():
-    table = Codec.learn(SCHEMA, visits()).encode(visits().iloc[[2, 0, 3, 1]])
+    table = TableEncoder.learn(SCHEMA, visits()).encode(visits().iloc[[2, 0, 3, 1]])
     assert table.patient.tolist() == [0, 1, 0, 1]
     assert table.labels == ("a", "b")
 
 
 def test_table_without_instance_has_no_patients():
-    table = Codec.learn(SIMPLE, simple()).encode(simple())
+    table = TableEncoder.learn(SIMPLE, simple()).encode(simple())
     assert table.patient is None
     assert table.labels == ()
 
 
 def test_scales_are_those_of_the_observed_training_entries():
-    codec = Codec.learn(SIMPLE, simple(y=[1.0, NAN, 5.0], x=[NAN, 2.0, 8.0]))
-    assert (codec.y_shift.tolist(), codec.y_scale.tolist()) == ([3.0], [2.0])
-    assert (codec.x_shift[0], codec.x_scale[0]) == (5.0, 3.0)
+    encoder = TableEncoder.learn(SIMPLE, simple(y=[1.0, NAN, 5.0], x=[NAN, 2.0, 8.0]))
+    assert (encoder.y_shift.tolist(), encoder.y_scale.tolist()) == ([3.0], [2.0])
+    assert (encoder.x_shift[0], encoder.x_scale[0]) == (5.0, 3.0)
 
 
 @pytest.mark.parametrize(
     ("scaling", "expected"), [("standard", [-1.0, 1.0]), ("minmax", [0.0, 1.0]), ("none", [1.0, 5.0])]
 )
 def test_scaling_of_the_measurements(scaling, expected):
-    codec = Codec.learn(SIMPLE, simple(y=[1.0, NAN, 5.0], x=[NAN, 2.0, 8.0]), scaling)
-    table = codec.encode(simple(y=[1.0, 5.0, NAN], x=[2.0, 8.0, 5.0]))
+    encoder = TableEncoder.learn(SIMPLE, simple(y=[1.0, NAN, 5.0], x=[NAN, 2.0, 8.0]), scaling)
+    table = encoder.encode(simple(y=[1.0, 5.0, NAN], x=[2.0, 8.0, 5.0]))
     assert table.y[:2, 0].tolist() == expected
     assert table.x[:, 0].tolist() == [-1.0, 1.0, 0.0]
 
 
 def test_new_data_are_encoded_with_the_training_scales():
-    codec = Codec.learn(SIMPLE, simple(y=[1.0, 3.0, 5.0], x=[0.0, 2.0, 4.0]), "minmax")
-    table = codec.encode(simple(y=[5.0, 9.0, NAN], x=[2.0, NAN, 2.0], c=["v", None, "u"]), dtype=torch.float64)
+    encoder = TableEncoder.learn(SIMPLE, simple(y=[1.0, 3.0, 5.0], x=[0.0, 2.0, 4.0]), "minmax")
+    table = encoder.encode(simple(y=[5.0, 9.0, NAN], x=[2.0, NAN, 2.0], c=["v", None, "u"]), dtype=torch.float64)
     sd = math.sqrt(8 / 3)
     assert table.y[:, 0].tolist() == [1.0, 2.0, 0.0]
     assert table.x[:, 0].tolist() == [0.0, 0.0, 0.0]
     assert table.x[:, 1].tolist() == [1.0, 0.0, 0.0]
-    assert codec.encode(simple(x=[7.0, 1.0, 2.0]), dtype=torch.float64).x[0, 0].item() == 5.0 / sd
+    assert encoder.encode(simple(x=[7.0, 1.0, 2.0]), dtype=torch.float64).x[0, 0].item() == 5.0 / sd
     assert table.y_mask[:, 0].tolist() == [True, True, False]
     assert table.x_mask.tolist() == [[True, True], [False, False], [True, True]]
 
 
 def test_a_single_new_row_can_be_encoded_without_warning():
-    codec = Codec.learn(SIMPLE, simple())
+    encoder = TableEncoder.learn(SIMPLE, simple())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert len(codec.encode(simple()[:1])) == 1
+        assert len(encoder.encode(simple()[:1])) == 1
 
 
 @pytest.mark.parametrize("scaling", ["standard", "minmax", "none"])
 def test_encode_then_decode_is_the_identity(scaling):
     frame = simple(y=[1e6, -3.25, 0.1], x=[1e-3, 5.0, 5.5], c=["v", "u", "v"])
-    codec = Codec.learn(SIMPLE, frame, scaling)
-    table = codec.encode(frame, dtype=torch.float64)
-    np.testing.assert_allclose(codec.decode_measurements(table.y)[:, 0], frame["y"], rtol=1e-8, atol=1e-9)
-    np.testing.assert_allclose(codec.decode_covariate("x", table.x[:, 0]), frame["x"], rtol=1e-8)
-    assert codec.decode_covariate("c", table.x[:, 1]).tolist() == ["v", "u", "v"]
+    encoder = TableEncoder.learn(SIMPLE, frame, scaling)
+    table = encoder.encode(frame, dtype=torch.float64)
+    np.testing.assert_allclose(encoder.decode_measurements(table.y)[:, 0], frame["y"], rtol=1e-8, atol=1e-9)
+    np.testing.assert_allclose(encoder.decode_covariate("x", table.x[:, 0]), frame["x"], rtol=1e-8)
+    assert encoder.decode_covariate("c", table.x[:, 1]).tolist() == ["v", "u", "v"]
 
 
 def test_decode_measurements_acts_on_the_last_dimension():
-    codec = Codec.learn(SCHEMA, visits(), "minmax")
+    encoder = TableEncoder.learn(SCHEMA, visits(), "minmax")
     draws = torch.tensor([[[0.0, 1.0]], [[0.5, 0.5]]], dtype=torch.float64)
-    assert codec.decode_measurements(draws).tolist() == [[[20.0, 9.0]], [[30.0, 6.0]]]
+    assert encoder.decode_measurements(draws).tolist() == [[[20.0, 9.0]], [[30.0, 6.0]]]
 
 
 def test_encode_without_measurements_does_not_look_at_them():
     frame = visits()
-    codec = Codec.learn(SCHEMA, frame)
-    table = codec.encode(frame.assign(alt="no number").drop(columns="ast"), measurements=False)
+    encoder = TableEncoder.learn(SCHEMA, frame)
+    table = encoder.encode(frame.assign(alt="no number").drop(columns="ast"), measurements=False)
     assert not table.y_mask.any()
-    assert torch.equal(table.x, codec.encode(frame).x)
+    assert torch.equal(table.x, encoder.encode(frame).x)
 
 
 def test_encode_has_the_dtype_asked_for_and_is_float32_otherwise():
-    codec = Codec.learn(SIMPLE, simple())
-    assert codec.encode(simple()).y.dtype == codec.encode(simple()).x.dtype == torch.float32
-    assert codec.encode(simple(), dtype=torch.float64).x.dtype == torch.float64
+    encoder = TableEncoder.learn(SIMPLE, simple())
+    assert encoder.encode(simple()).y.dtype == encoder.encode(simple()).x.dtype == torch.float32
+    assert encoder.encode(simple(), dtype=torch.float64).x.dtype == torch.float64
 
 
 def test_encode_does_not_change_the_frame():
     frame, before = visits(), visits()
-    Codec.learn(SCHEMA, frame).encode(frame)
+    TableEncoder.learn(SCHEMA, frame).encode(frame)
     pd.testing.assert_frame_equal(frame, before, check_exact=True)
 
 
@@ -305,10 +305,10 @@ def test_fill_writes_into_gaps_only():
     frame.insert(2, "note", [1.5, NAN, 2.5, NAN, NAN])
     frame["ast"] += 0.1
     before = frame.copy()
-    codec = Codec.learn(SCHEMA, frame)
+    encoder = TableEncoder.learn(SCHEMA, frame)
     y = np.full((5, 2), [-1.0, -2.0])
     x = torch.tensor([[0.0, 1.0, 0.0]]).repeat(5, 1)
-    done = codec.fill(frame, y, x)
+    done = encoder.fill(frame, y, x)
 
     pd.testing.assert_frame_equal(frame, before, check_exact=True)
     assert list(done.columns) == list(frame.columns)
@@ -318,7 +318,7 @@ def test_fill_writes_into_gaps_only():
         assert done[name][seen].tolist() == before[name][seen].tolist(), name
     assert done["ast"].tolist()[2] == -2.0
     assert done["alt"].tolist()[1] == -1.0
-    assert done["day"].tolist()[3] == codec.x_shift[2]
+    assert done["day"].tolist()[3] == encoder.x_shift[2]
     assert done["age"].tolist() == [50.0, 50.0, 31.0, 31.0, 31.0]  # known from another visit
     assert done["sex"].tolist() == ["m", "m", "f", "f", "f"]
     assert done["note"].isna().tolist() == [False, True, False, True, True]
@@ -327,15 +327,15 @@ def test_fill_writes_into_gaps_only():
 def test_fill_keeps_the_dtypes_of_floats_strings_and_categories():
     sex = pd.Categorical(["f", "m", None], categories=["m", "f", "other"])
     frame = simple(y=[1.0, NAN, 2.0], x=pd.Series([1, NAN, 2], dtype="float32"), c=sex)
-    codec = Codec.learn(SIMPLE, frame)
-    done = codec.fill(frame, np.ones((3, 1)), torch.zeros(3, 2))
+    encoder = TableEncoder.learn(SIMPLE, frame)
+    done = encoder.fill(frame, np.ones((3, 1)), torch.zeros(3, 2))
     pd.testing.assert_series_equal(done.dtypes, frame.dtypes)
     assert done["c"].tolist() == ["f", "m", "m"]
 
 
 def test_fill_leaves_a_column_without_gaps_as_it_is():
     frame = simple(x=[1, 2, 3])
-    done = Codec.learn(SIMPLE, frame).fill(frame, np.zeros((3, 1)), torch.zeros(3, 2))
+    done = TableEncoder.learn(SIMPLE, frame).fill(frame, np.zeros((3, 1)), torch.zeros(3, 2))
     pd.testing.assert_frame_equal(done, frame, check_exact=True)
 
 
@@ -371,28 +371,28 @@ def test_order_of_levels(values, levels):
     ],
 )
 def test_levels_match_across_dtypes(train, new):
-    codec = Codec.learn(SIMPLE, simple(c=train))
-    levels = codec.levels["c"]
-    table = codec.encode(simple(c=new))
+    encoder = TableEncoder.learn(SIMPLE, simple(c=train))
+    levels = encoder.levels["c"]
+    table = encoder.encode(simple(c=new))
     gaps = pd.isna(pd.Series(new)).to_numpy()
     assert table.x_mask[:, 1].tolist() == (~gaps).tolist()
     assert table.x[~gaps, 1].tolist() == [float(levels.index(v)) for v in pd.Series(new)[~gaps]]
 
 
 def test_unused_level_is_unseen():
-    codec = Codec.learn(SIMPLE, simple(c=pd.Categorical(["u", "v", "u"], categories=["u", "v", "w"])))
+    encoder = TableEncoder.learn(SIMPLE, simple(c=pd.Categorical(["u", "v", "u"], categories=["u", "v", "w"])))
     with pytest.raises(DataError, match="column 'c' holds 'w', never seen in training; known levels are 'u', 'v'"):
-        codec.encode(simple(c=["u", "w", "v"]))
+        encoder.encode(simple(c=["u", "w", "v"]))
 
 
 def test_number_as_text_is_another_level():
-    codec = Codec.learn(SIMPLE, simple(c=[1, 2, 1]))
+    encoder = TableEncoder.learn(SIMPLE, simple(c=[1, 2, 1]))
     with pytest.raises(DataError, match="column 'c' holds '2', never seen in training; known levels are 1, 2"):
-        codec.encode(simple(c=[1, "2", 1]))
+        encoder.encode(simple(c=[1, "2", 1]))
 
 
 def test_space_describes_the_covariates():
-    space = Codec.learn(SCHEMA, visits()).space
+    space = TableEncoder.learn(SCHEMA, visits()).space
     assert space.names == ("age", "sex", "day")
     assert space.levels == (0, 2, 0)
     assert space.static == (True, True, False)
@@ -401,26 +401,26 @@ def test_space_describes_the_covariates():
 @pytest.mark.parametrize("scaling", ["standard", "minmax", "none"])
 def test_log_jacobian_is_minus_the_sum_of_log_scales_over_observed_entries(scaling):
     frame = visits()
-    codec = Codec.learn(SCHEMA, frame, scaling)
+    encoder = TableEncoder.learn(SCHEMA, frame, scaling)
     mask = torch.tensor([[True, True], [True, False], [False, True], [False, False]])
-    a, b = np.log(codec.y_scale)
+    a, b = np.log(encoder.y_scale)
     assert scaling == "none" or min(abs(a), abs(b)) > 0.5
     np.testing.assert_allclose(
-        codec.log_jacobian(torch.zeros(mask.shape), mask), [-a - b, -a, -b, 0.0], rtol=1e-12, atol=0
+        encoder.log_jacobian(torch.zeros(mask.shape), mask), [-a - b, -a, -b, 0.0], rtol=1e-12, atol=0
     )
 
 
 def test_log_jacobian_turns_the_scaled_density_into_the_density():
-    codec = Codec.learn(SIMPLE, simple())
+    encoder = TableEncoder.learn(SIMPLE, simple())
     y = torch.tensor([[1.0], [2.0], [4.0]], dtype=torch.float64)
-    mean, sd = codec.y_shift[0], codec.y_scale[0]
+    mean, sd = encoder.y_shift[0], encoder.y_scale[0]
     scaled = torch.distributions.Normal(0.0, 1.0).log_prob((y - mean) / sd)[:, 0]
     own = torch.distributions.Normal(mean, sd).log_prob(y)[:, 0]
-    torch.testing.assert_close(scaled + codec.log_jacobian(y, torch.ones(3, 1, dtype=torch.bool)), own)
+    torch.testing.assert_close(scaled + encoder.log_jacobian(y, torch.ones(3, 1, dtype=torch.bool)), own)
 
 
 def test_table_moves_its_data_and_keeps_patients_on_the_host():
-    table = Codec.learn(SCHEMA, visits()).encode(visits()).to(torch.device("meta"))
+    table = TableEncoder.learn(SCHEMA, visits()).encode(visits()).to(torch.device("meta"))
     assert {t.device.type for t in (table.y, table.y_mask, table.x, table.x_mask)} == {"meta"}
     assert table.patient.device.type == "cpu"
 
@@ -430,7 +430,7 @@ def test_missing_date_becomes_a_huge_number(dates):
     # Dates must be refused, or their gaps be gaps; now NaT is the observed value -9.2e18.
     frame = simple(x=dates)
     try:
-        table = Codec.learn(SIMPLE, frame).encode(frame)
+        table = TableEncoder.learn(SIMPLE, frame).encode(frame)
     except DataError:
         return
     assert table.x_mask[:, 0].tolist() == [True, False, True]
@@ -438,7 +438,7 @@ def test_missing_date_becomes_a_huge_number(dates):
 
 def test_fill_of_a_nullable_integer_measurement():
     frame = simple(y=pd.array([1, None, 4], dtype="Int64"))
-    done = Codec.learn(SIMPLE, frame).fill(frame, np.full((3, 1), 2.5), torch.zeros(3, 2))
+    done = TableEncoder.learn(SIMPLE, frame).fill(frame, np.full((3, 1), 2.5), torch.zeros(3, 2))
     assert done["y"].tolist() == [1, 2, 4]
     assert done["y"].dtype == "Int64"
 
@@ -446,7 +446,7 @@ def test_fill_of_a_nullable_integer_measurement():
 @pytest.mark.parametrize("dtype", ["float32", "Float32", "Float64"])
 def test_fill_of_a_narrow_or_nullable_float_measurement(dtype):
     frame = simple(y=pd.array([1.5, None, 4.5], dtype=dtype))
-    done = Codec.learn(SIMPLE, frame).fill(frame, np.full((3, 1), 0.1), torch.zeros(3, 2))
+    done = TableEncoder.learn(SIMPLE, frame).fill(frame, np.full((3, 1), 0.1), torch.zeros(3, 2))
     assert done["y"].dtype == dtype
     assert done["y"].tolist() == [1.5, pytest.approx(0.1, rel=1e-7), 4.5]
 
@@ -454,9 +454,9 @@ def test_fill_of_a_narrow_or_nullable_float_measurement(dtype):
 def test_filled_static_column_can_be_encoded_again():
     # A known static value is decoded, not copied: one patient ends with two values, which then "conflict".
     frame = visits().assign(age=[50.1, NAN, NAN, 31.7, NAN])
-    codec = Codec.learn(SCHEMA, frame)
-    done = codec.fill(frame, np.zeros((5, 2)), codec.encode(frame).x)
-    assert codec.encode(done).x_mask[:, 0].all()
+    encoder = TableEncoder.learn(SCHEMA, frame)
+    done = encoder.fill(frame, np.zeros((5, 2)), encoder.encode(frame).x)
+    assert encoder.encode(done).x_mask[:, 0].all()
     assert done["age"].tolist() == [50.1, 50.1, 31.7, 31.7, 31.7]
 
 
@@ -466,17 +466,20 @@ LIMITED = Schema(["y"], {"x": "continuous", "c": "categorical"}, bounds={"y": (0
 
 
 def test_decoded_values_are_kept_within_bounds_and_whole():
-    codec = Codec.learn(LIMITED, simple(), "none")
+    encoder = TableEncoder.learn(LIMITED, simple(), "none")
     y = torch.tensor([[[-3.0], [0.4], [0.6], [4.4], [9.0]]], dtype=torch.float64)
-    assert codec.decode_measurements(y).tolist() == [[[0.0], [0.0], [1.0], [4.0], [4.0]]]  # 4.5 is no whole number
-    x = (torch.tensor([-100.0, 4.75, 5.25], dtype=torch.float64) - codec.x_shift[0]) / codec.x_scale[0]
-    np.testing.assert_allclose(codec.decode_covariate("x", x), [-100.0, 4.75, 5.0], rtol=1e-12)
+    assert encoder.decode_measurements(y).tolist() == [[[0.0], [0.0], [1.0], [4.0], [4.0]]]  # 4.5 is no whole number
+    x = (torch.tensor([-100.0, 4.75, 5.25], dtype=torch.float64) - encoder.x_shift[0]) / encoder.x_scale[0]
+    np.testing.assert_allclose(encoder.decode_covariate("x", x), [-100.0, 4.75, 5.0], rtol=1e-12)
 
 
 def test_only_columns_with_bounds_are_changed():
     schema = Schema(["alt", "ast"], {"age": "continuous"}, bounds={"ast": (0, 1)})
-    codec = Codec.learn(schema, visits().assign(ast=[0.0, 1.0, 0.5, 0.5, NAN]), "none")
-    assert codec.decode_measurements(torch.tensor([[-7.25, -7.25], [9.5, 9.5]])).tolist() == [[-7.25, 0.0], [9.5, 1.0]]
+    encoder = TableEncoder.learn(schema, visits().assign(ast=[0.0, 1.0, 0.5, 0.5, NAN]), "none")
+    assert encoder.decode_measurements(torch.tensor([[-7.25, -7.25], [9.5, 9.5]])).tolist() == [
+        [-7.25, 0.0],
+        [9.5, 1.0],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -495,14 +498,14 @@ def test_only_columns_with_bounds_are_changed():
 )
 def test_training_values_beyond_the_bounds_are_refused(columns, message):
     with pytest.raises(DataError, match=re.escape(message)):
-        Codec.learn(LIMITED, simple(**columns))
+        TableEncoder.learn(LIMITED, simple(**columns))
 
 
 def test_new_values_beyond_the_bounds_come_back_as_they_are():
-    codec = Codec.learn(LIMITED, simple())
+    encoder = TableEncoder.learn(LIMITED, simple())
     frame = simple(y=[-1.5, NAN, 99.0], x=[70.0, 1.0, 2.0])
-    codec.encode(frame)
-    done = codec.fill(frame, np.ones((3, 1)), torch.zeros(3, 2))
+    encoder.encode(frame)
+    done = encoder.fill(frame, np.ones((3, 1)), torch.zeros(3, 2))
     assert done["y"].tolist() == [-1.5, 1.0, 99.0]
     assert done["x"].tolist() == [70.0, 1.0, 2.0]
 
@@ -510,6 +513,6 @@ def test_new_values_beyond_the_bounds_come_back_as_they_are():
 def test_fill_of_a_narrow_float():
     # pandas refuses values with more digits than a float32 holds.
     frame = simple(y=pd.Series([1, NAN, 4], dtype="float32"))
-    done = Codec.learn(SIMPLE, frame).fill(frame, np.full((3, 1), 0.1), torch.zeros(3, 2))
+    done = TableEncoder.learn(SIMPLE, frame).fill(frame, np.full((3, 1), 0.1), torch.zeros(3, 2))
     assert done["y"].dtype == "float32"
     assert done["y"].tolist()[1] == np.float32(0.1).item()

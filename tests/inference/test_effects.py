@@ -17,9 +17,9 @@ SCHEMA = lacova.Schema(
 )  # fmt: skip
 # Variance by component: 2 sin(day), 2·arm, dose; patients' own levels; noise.
 KNOWN = {
-    "trend": {"gp(day)": 2.0, "patient level": 0.09, "noise": 0.09},
-    "response": {"cat(arm)": 1.0, "gp(dose)": 1 / 3, "patient level": 0.09, "noise": 0.09},
-    "level": {"patient level": 4.0, "noise": 1.0},
+    "trend": {"gp(day)": 2.0, "patient effect": 0.09, "noise": 0.09},
+    "response": {"cat(arm)": 1.0, "gp(dose)": 1 / 3, "patient effect": 0.09, "noise": 0.09},
+    "level": {"patient effect": 4.0, "noise": 1.0},
 }
 
 
@@ -50,7 +50,7 @@ def gappy(table, share=0.15, seed=3):
 @pytest.fixture(scope="module")
 def model():
     prior = "gp(day) + gp(dose) + cat(arm) + cat(id)"
-    fitted = lacova.GPPriorVAE(SCHEMA, prior=prior, latent_dim=3, inducing=20, patient_effects="level")
+    fitted = lacova.GPPriorVAE(SCHEMA, prior=prior, latent_dim=3, inducing=20, patient_effects="intercept")
     return fitted.fit(gappy(trial()), max_epochs=100, learning_rate=0.02, device="cpu")
 
 
@@ -67,7 +67,7 @@ def of(effects, component, measurement):
 def test_what_explains_what_comes_out(effects):
     shares = effects.shares.set_index("component")
     assert list(shares.index) == [
-        "gp(day)", "gp(dose)", "cat(arm)", "cat(id)", "patient level", "visit", "noise",
+        "gp(day)", "gp(dose)", "cat(arm)", "cat(id)", "patient effect", "visit", "noise",
     ]  # fmt: skip
     np.testing.assert_allclose(shares.sum(), 1.0)
     for measurement, known in KNOWN.items():
@@ -83,7 +83,7 @@ def test_what_is_known_of_a_share(effects):
     shares, known = (each.set_index("component") for each in (effects.shares, effects.known))
     assert list(known.index) == list(shares.index)[:-2]  # not of visit and noise
     assert (known <= shares.loc[known.index] + 0.01).all().all()
-    for component, measurement in (("gp(day)", "trend"), ("cat(arm)", "response"), ("patient level", "level")):
+    for component, measurement in (("gp(day)", "trend"), ("cat(arm)", "response"), ("patient effect", "level")):
         assert known.loc[component, measurement] > 0.85 * shares.loc[component, measurement]
     nothing = known.loc[["gp(day)", "gp(dose)", "cat(arm)", "cat(id)"], "level"]
     assert nothing.max() < 0.02
@@ -126,7 +126,7 @@ def test_effects_have_the_shape_and_size_of_the_truth(effects):
     for rows in (day, dose):
         assert ((rows["lower"] < rows["mean"]) & (rows["mean"] < rows["upper"])).all()
         assert (rows["sd"] > 0).all()
-    level = of(effects, "patient level", "level")
+    level = of(effects, "patient effect", "level")
     own = table.groupby("id")["level"].mean()
     assert np.corrcoef(level.groupby("id")["mean"].mean(), own)[0, 1] > 0.97
     assert level.groupby("id")["mean"].std().max() < 1e-5  # rounding: sums over draws
@@ -137,9 +137,11 @@ def test_a_grid_without_measurements(model):
     found = model.effects(grid, draws=100)
     curve = of(found, "gp(day)", "trend")["mean"]
     assert np.corrcoef(curve, np.sin(grid["day"]))[0, 1] > 0.97
-    own = of(found, "patient level", "level")
-    codec, vae = model._fitted()
-    assert own["sd"].mean() == pytest.approx(float(vae.intercepts.var[2].detach().sqrt()) * codec.y_scale[2], rel=0.2)
+    own = of(found, "patient effect", "level")
+    encoder, vae = model._fitted()
+    assert own["sd"].mean() == pytest.approx(
+        float(vae.random_effects.var[2].detach().sqrt()) * encoder.y_scale[2], rel=0.2
+    )
     assert np.isnan(model.effects(grid.head(1), draws=2).shares.drop(columns="component")).all().all()
 
 
@@ -148,10 +150,10 @@ def test_with_a_linear_decoder_effects_add_up_to_the_prediction():
         SCHEMA, prior="gp(day) + cat(arm) + cat(id)", latent_dim=2, inducing=8, networks=lacova.Dense((8,), ())
     )
     table, draws = gappy(trial(12)), 400
-    codec, vae = straight.fit(table, max_epochs=20, learning_rate=0.02, device="cpu")._fitted()
+    encoder, vae = straight.fit(table, max_epochs=20, learning_rate=0.02, device="cpu")._fitted()
     found = straight.effects(table, draws=draws).rows.groupby(["row", "measurement"])
     added, error = (found[name].sum().unstack()[list(SCHEMA.measurements)] for name in ("mean", "sd"))
-    nothing = codec.decode_measurements(vae.decode(torch.zeros(1, 2), torch.zeros(1, 3)))[0]
+    nothing = encoder.decode_measurements(vae.decode(torch.zeros(1, 2), torch.zeros(1, 3)))[0]
     x = table.drop(columns=list(SCHEMA.measurements))
     want = straight.predict(x, history=table, draws=draws, seed=1)
     gap = (added + nothing - want).abs()
@@ -323,12 +325,14 @@ def test_settings_that_will_not_do(model, tmp_path):
 
 def test_filtering_is_prediction_visit_by_visit(model):
     table = gappy(trial(3, 5, seed=9)).sample(frac=1.0, random_state=0)  # rows in any order
-    found = model.filter(table, draws=20, seed=4, alone=True)
+    found = model.filter(table, draws=20, seed=4, independent_noise=True)
     assert list(found)[:4] == ["row", "id", "day", "measurement"]
     for at, visit in table.iterrows():
         before = table[(table["id"] == visit["id"]) & (table["day"] < visit["day"])]
         one = table.loc[[at]]
-        want = model.predict(one, before if len(before) else None, draws=20, interval=0.9, seed=4, alone=True)
+        want = model.predict(
+            one, before if len(before) else None, draws=20, interval=0.9, seed=4, independent_noise=True
+        )
         mine = found[found["row"] == at].set_index("measurement")
         for name in SCHEMA.measurements:
             assert mine.loc[name, "mean"] == want.loc[at, name]
@@ -345,13 +349,13 @@ def test_what_was_observed_lies_inside_or_not(model):
     seen = found.dropna(subset="observed")
     assert (seen["inside"] == seen["observed"].between(seen["lower"], seen["upper"])).all()
     assert 0.85 < seen["inside"].mean() < 0.99
-    alone = model.filter(table, draws=100, seed=3, alone=True)
+    alone = model.filter(table, draws=100, seed=3, independent_noise=True)
     spread = (found["upper"] - found["lower"]).mean()
     assert (found["mean"] - alone["mean"]).abs().mean() < 0.1 * spread  # Monte Carlo error
     later = found[found["day"] > 3.5].pivot(index="row", columns="measurement", values="mean")["level"]
-    blind = model.predict(table)["level"].loc[later.index]
+    prior_proposal = model.predict(table)["level"].loc[later.index]
     truth = table["level"].loc[later.index]
-    assert (later - truth).abs().mean() < 0.8 * (blind - truth).abs().mean()
+    assert (later - truth).abs().mean() < 0.8 * (prior_proposal - truth).abs().mean()
 
 
 def test_one_call_of_the_model_per_visit_and_not_per_row(model, monkeypatch):
@@ -402,12 +406,14 @@ def test_filtering_gives_the_probabilities_of_categories_beside_numbers():
         time="day",
     )  # fmt: skip
     model = lacova.GPPriorVAE(schema, latent_dim=1, inducing=3).fit(table, max_epochs=1)
-    found = model.filter(table, draws=10, alone=True)
+    found = model.filter(table, draws=10, independent_noise=True)
     names = ["ill_p_no", "ill_p_yes", "alt", "grade_p_a", "grade_p_b", "grade_p_c"]
     assert found["measurement"].tolist() == names * 24
     wide = {name: found[found["measurement"] == name].set_index("row") for name in names}
     last = table[table["day"] == 2.0]
-    want = model.predict(last, table[table["day"] < 2.0], draws=10, probabilities=True, interval=0.9, alone=True)
+    want = model.predict(
+        last, table[table["day"] < 2.0], draws=10, probabilities=True, interval=0.9, independent_noise=True
+    )
     for name in names:
         np.testing.assert_array_equal(wide[name].loc[last.index, "mean"], want[name])
     np.testing.assert_array_equal(wide["alt"].loc[last.index, "upper"], want["alt_upper"])

@@ -13,10 +13,10 @@ import lacova
 from lacova.covariates.prior import FactorisedPrior
 from lacova.data.batches import Batch, Batches
 from lacova.data.covariate_space import CovariateSpace
-from lacova.data.distributions import Belief, RowPrior
+from lacova.data.distributions import ConditionalPrior, FactorisedDistribution
 from lacova.inference.objective import elbo, log_likelihood, weighted
 from lacova.likelihoods.missingness import Missingness
-from lacova.likelihoods.random_effects import Intercepts
+from lacova.likelihoods.random_effects import RandomIntercepts
 from lacova.nn.networks import Dense, Encoder
 from tests.inference.test_objective import (
     KINDS,
@@ -34,8 +34,11 @@ from tests.inference.test_objective import (
 
 def many(batch, n):
     """The one row of a batch n times over: the mean over rows is one over noise."""
-    belief = batch.given.belief
-    given = RowPrior(Belief(*(part.expand(n, *part.shape[1:]) for part in vars(belief).values())), torch.zeros(n))
+    distribution = batch.conditional_prior.distribution
+    given = ConditionalPrior(
+        FactorisedDistribution(*(part.expand(n, *part.shape[1:]) for part in vars(distribution).values())),
+        torch.zeros(n),
+    )
     rows = (part.expand(n, -1) for part in (batch.y, batch.y_mask, batch.x, batch.x_mask))
     return Batch(*rows, torch.arange(n), 1.0 / n, given, n)
 
@@ -43,7 +46,7 @@ def many(batch, n):
 def average(vae, batch, draws, n):
     with torch.no_grad():
         big = many(batch, n)
-        return weighted(vae, big, vae.noise(big, draws, noise())).elbo
+        return weighted(vae, big, vae.draw_eps(big, draws, noise())).elbo
 
 
 def test_the_bound_is_the_elbo_for_one_draw_and_rises_to_the_likelihood():
@@ -90,12 +93,12 @@ def test_drawn_categories_have_an_unbiased_gradient():
     n = 100_000
     big = many(batch, n)
     levels = torch.stack([torch.zeros(2).double(), logits.log_softmax(0)])[None].expand(n, -1, -1)
-    belief = Belief(torch.zeros(n, 2).double(), torch.ones(n, 2).double(), levels)
-    found = weighted(vae, big, vae.noise(big, 2, noise()), belief).elbo
+    distribution = FactorisedDistribution(torch.zeros(n, 2).double(), torch.ones(n, 2).double(), levels)
+    found = weighted(vae, big, vae.draw_eps(big, 2, noise()), distribution).elbo
     (got,) = torch.autograd.grad(found, logits, retain_graph=True)
     assert_close(found, exact, rtol=0, atol=0.01)
     assert_close(got, want, rtol=0, atol=0.01)
-    one = weighted(vae, big, vae.noise(big, 1, noise()), belief).elbo
+    one = weighted(vae, big, vae.draw_eps(big, 1, noise()), distribution).elbo
     (got,) = torch.autograd.grad(one, logits)
     (want,) = torch.autograd.grad((logits.log_softmax(0).exp() * (joint - logits.log_softmax(0))).sum(), logits)
     assert_close(got, want, rtol=0, atol=0.02)
@@ -119,9 +122,9 @@ def test_rows_of_a_patient_share_what_is_constant():
     ), vae)  # fmt: skip
     flat = torch.ones(2 * n, 1).double()
     vae.encoder = Fixed((0.2 * flat, flat))
-    vae.covariate_posterior = Fixed(Belief(0.8 * flat, 0.5 * flat, torch.zeros(2 * n, 1, 1).double()))
+    vae.covariate_posterior = Fixed(FactorisedDistribution(0.8 * flat, 0.5 * flat, torch.zeros(2 * n, 1, 1).double()))
     with torch.no_grad():
-        assert_close(weighted(vae, batch, vae.noise(batch, 500, noise())).elbo, truth, rtol=0, atol=0.02)
+        assert_close(weighted(vae, batch, vae.draw_eps(batch, 500, noise())).elbo, truth, rtol=0, atol=0.02)
 
 
 STATIC = replace(MIXED, static=(True, True))
@@ -135,7 +138,7 @@ def test_the_mean_over_draws_has_the_terms_of_the_elbo(kind):
         STATIC if kind == "static" else MIXED, {"static": "normal", "levels": "longitudinal"}.get(kind, kind)
     )
     if kind == "levels":
-        vae.intercepts = Intercepts(torch.full((3,), 0.5)).double()
+        vae.random_effects = RandomIntercepts(torch.full((3,), 0.5)).double()
         vae.encoder = Encoder(Dense((8,), (8,)), 3, vae.space.width + 5, 2).double()
     table = some_table(patients=patients)
     if kind == "static":
@@ -148,7 +151,7 @@ def test_the_mean_over_draws_has_the_terms_of_the_elbo(kind):
         for seed in range(20):
             g = torch.Generator().manual_seed(seed)
             for name, terms in (
-                ("elbo", elbo(vae, batch, g, 200)), ("weighted", weighted(vae, batch, vae.noise(batch, 200, g)))
+                ("elbo", elbo(vae, batch, g, 200)), ("weighted", weighted(vae, batch, vae.draw_eps(batch, 200, g)))
             ):  # fmt: skip
                 each[name].append([float(getattr(terms, term)) for term in names])
             assert terms.gain > 0
@@ -169,7 +172,7 @@ def test_the_natural_gradient_is_that_of_the_weighted_bound(kind):
     root = torch.randn(points.precision.shape, generator=g, dtype=torch.float64)
     points.precision = (torch.eye(4).double() + 0.3 * root @ root.mT).requires_grad_()
     points.shift = torch.randn(points.shift.shape, generator=g, dtype=torch.float64).requires_grad_()
-    terms = weighted(vae, batch, vae.noise(batch, 5, g))
+    terms = weighted(vae, batch, vae.draw_eps(batch, 5, g))
     by_precision, by_shift = torch.autograd.grad(terms.data, (points.precision, points.shift))
     h = torch.linalg.inv(points.precision.detach())
     m = h @ points.shift.detach()[..., None]

@@ -11,7 +11,7 @@ from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import FactorisedPrior
 from lacova.data.batches import Batch, Batches
 from lacova.data.covariate_space import CovariateSpace
-from lacova.data.distributions import Belief
+from lacova.data.distributions import FactorisedDistribution
 from lacova.data.encoder import Table
 from lacova.inference.objective import elbo, log_likelihood
 from lacova.inference.vae import ConditionalVAE
@@ -47,7 +47,7 @@ def noise():
 
 def prepared(rows, vae):
     """A batch or table with what the covariate prior says of it."""
-    return replace(rows, given=vae.covariate_prior.prepare(rows))
+    return replace(rows, conditional_prior=vae.covariate_prior.condition(rows))
 
 
 def whole_batch(table, vae):
@@ -121,7 +121,7 @@ def with_posterior(vae, z_mean, z_var, x_mean, x_var):
     vae.encoder = Fixed((z_mean.view(1, 1), z_var.view(1, 1)))
     mean, var = torch.zeros(1, 2).double(), torch.ones(1, 2).double()
     mean[0, 1], var[0, 1] = x_mean, x_var
-    vae.covariate_posterior = Fixed(Belief(mean, var, torch.zeros(1, 2, 1).double()))
+    vae.covariate_posterior = Fixed(FactorisedDistribution(mean, var, torch.zeros(1, 2, 1).double()))
     return vae
 
 
@@ -171,16 +171,16 @@ def test_elbo_meets_the_likelihood_with_a_missing_category(monkeypatch):
     truth = of_z + of_c.logsumexp(0)
     precision = 1 + 0.64 / noise_var[0]
     vae.encoder = Fixed(((0.8 * (0.7 - 0.3 * a) / noise_var[0] / precision).view(1, 1), (1 / precision).view(1, 1)))
-    belief = Belief(
+    distribution = FactorisedDistribution(
         torch.zeros(1, 2).double(),
         torch.ones(1, 2).double(),
         torch.stack([torch.zeros(2).double(), of_c.log_softmax(0)])[None],
     )
-    vae.covariate_posterior = Fixed(belief)
+    vae.covariate_posterior = Fixed(distribution)
     batch = prepared(batch, vae)
     samples = exact_normals(monkeypatch, 3)
     torch.testing.assert_close(elbo(vae, batch, noise(), samples).elbo, truth, rtol=1e-8, atol=0)
-    wrong = Belief(belief.mean, belief.var, torch.log(torch.full((1, 2, 2), 0.5)).double())
+    wrong = FactorisedDistribution(distribution.mean, distribution.var, torch.log(torch.full((1, 2, 2), 0.5)).double())
     vae.covariate_posterior = Fixed(wrong)
     assert elbo(vae, batch, noise(), samples).elbo < truth - 1e-3
 
@@ -361,7 +361,14 @@ def test_batch_columns_can_be_permuted():
     last = vae.decoder.network[-1]
     last.weight.data, last.bias.data = last.weight.data[order], last.bias.data[order]
     vae.likelihood.raw.data = vae.likelihood.raw.data[order]
-    moved = Batch(batch.y[:, order], batch.y_mask[:, order], batch.x, batch.x_mask, batch.patient, given=batch.given)
+    moved = Batch(
+        batch.y[:, order],
+        batch.y_mask[:, order],
+        batch.x,
+        batch.x_mask,
+        batch.patient,
+        conditional_prior=batch.conditional_prior,
+    )
     for name, value in elbo(vae, moved, noise()).named().items():
         assert value == pytest.approx(before[name], rel=1e-8), name
 

@@ -27,7 +27,7 @@ def test_scores_are_what_the_draws_say(scaling):
     got = model.score(frame, draws=50, seed=4)
     draws = model.sample(frame, draws=50, seed=4)
     mean = model.predict(frame, draws=50, seed=4)
-    scale = dict(zip(model.schema.measurements, model._codec.y_scale, strict=True))
+    scale = dict(zip(model.schema.measurements, model._encoder.y_scale, strict=True))
     noise = dict(zip(model.schema.measurements, model._vae.likelihood.var.detach().numpy(), strict=True))
     square, inside, crps = [], [], []
     for name in ("a", "b"):
@@ -48,11 +48,11 @@ def test_scores_are_what_the_draws_say(scaling):
 
 def test_nll_is_in_the_units_of_the_measurements():
     model, frame = fitted("standard")
-    codec, vae = model._fitted()
+    encoder, vae = model._fitted()
     with torch.no_grad():
         vae.likelihood.raw.fill_(50.0)  # noise drowns everything: the NLL is that of the noise
     var = float(vae.likelihood.var[0].detach())
-    each = [0.5 * math.log(2 * math.pi * var) + math.log(s) for s in codec.y_scale]
+    each = [0.5 * math.log(2 * math.pi * var) + math.log(s) for s in encoder.y_scale]
     seen = frame[["a", "b"]].notna().sum() / len(frame)
     assert model.score(frame)["nll"] == pytest.approx(np.dot(seen, each), rel=1e-5)
 
@@ -94,7 +94,7 @@ def test_embedding_is_the_encoders():
     assert list(z.columns) == ["z1", "z1_var"]
     assert z.index.tolist() == list(range(7, 87))
     table = model._encode(frame)
-    mean, var = model._vae.encoder(table.y, table.y_mask, model._codec.space.features(table.x, table.x_mask))
+    mean, var = model._vae.encoder(table.y, table.y_mask, model._encoder.space.features(table.x, table.x_mask))
     assert np.allclose(z, torch.cat([mean, var], 1).detach().numpy(), atol=1e-6)
     assert (z["z1_var"] > 0).all()
 

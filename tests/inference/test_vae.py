@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import lacova
 from lacova.inference.objective import bound, weighted
 from lacova.training.options import FitOptions
-from tests.training.test_cuda_graph import lesson_of
+from tests.training.test_cuda_graph import training_batch_of
 
 
 def generator(seed=0):
@@ -19,14 +19,14 @@ def generator(seed=0):
 
 
 def first_lesson(make="patients"):
-    vae, _, rows = lesson_of(make, None)
+    vae, _, rows = training_batch_of(make, None)
     return vae, next(iter(rows.epoch(vae, 0)))
 
 
 def test_a_row_hides_anything_between_nothing_and_the_share():
-    vae, lesson = first_lesson()
-    many = replace(lesson.shown, x=lesson.shown.x.new_zeros(20_000, lesson.shown.x.shape[1]))
-    plain, noise = vae.noise(many, 1, generator()), vae.noise(many, 1, generator(), dropout=0.6)
+    vae, training_batch = first_lesson()
+    many = replace(training_batch.shown, x=training_batch.shown.x.new_zeros(20_000, training_batch.shown.x.shape[1]))
+    plain, noise = vae.draw_eps(many, 1, generator()), vae.draw_eps(many, 1, generator(), dropout=0.6)
     assert plain.hidden is None
     assert_close(noise.z, plain.z, rtol=0, atol=0)  # what else is drawn stays as it was
     assert noise.hidden.float().mean() == pytest.approx(0.3, abs=0.01)
@@ -37,15 +37,15 @@ def test_a_row_hides_anything_between_nothing_and_the_share():
 
 @pytest.mark.parametrize("estimate", ["bound", "weighted"])
 def test_the_encoder_does_not_see_them_and_the_bound_asks_for_all(estimate, monkeypatch):
-    vae, lesson = first_lesson("rows, weighted" if estimate == "weighted" else "patients")
-    batch, noise = lesson.shown, vae.noise(lesson.shown, 3, generator(), dropout=0.8)
+    vae, training_batch = first_lesson("rows, weighted" if estimate == "weighted" else "patients")
+    batch, noise = training_batch.shown, vae.draw_eps(training_batch.shown, 3, generator(), dropout=0.8)
     q_x = vae.covariate_posterior(batch)
 
     def terms(rows, numbers):
         if estimate == "weighted":
             found = weighted(vae, rows, numbers, q_x)
         else:
-            found = bound(vae, rows, lesson.how, numbers, q_x)
+            found = bound(vae, rows, training_batch.how, numbers, q_x)
         return torch.stack([found.reconstruction, found.kl_latent, found.elbo])
 
     seen = batch.y_mask & ~noise.hidden

@@ -282,7 +282,7 @@ def test_extreme_parameters_give_finite_values_and_gradients_in_float32(family, 
     assert out.grad.isfinite().all()
     assert all(p.grad.isfinite().all() for p in made.parameters())
     assert made.sample(out.detach(), torch.Generator().manual_seed(0)).isfinite().all()
-    assert made.chances(out.detach()).isfinite().all()
+    assert made.level_probabilities(out.detach()).isfinite().all()
 
 
 @every_family
@@ -355,9 +355,9 @@ def test_log_probabilities_are_those_of_torch(family, column):
         expected = torch.where(values >= upper, (1 - law.cdf(upper)).log(), expected)
     torch.testing.assert_close(entries(made, family, out, column, values), expected, rtol=1e-8, atol=1e-8)
     if family in LEVELS:
-        chances = made.chances(out)[column]
-        torch.testing.assert_close(chances[: len(values)], expected.exp())
-        assert (chances[len(values) :] == 0).all()
+        level_probabilities = made.level_probabilities(out)[column]
+        torch.testing.assert_close(level_probabilities[: len(values)], expected.exp())
+        assert (level_probabilities[len(values) :] == 0).all()
 
 
 def test_columns_of_different_families_keep_to_themselves():
@@ -397,7 +397,7 @@ def test_starting_values_are_those_of_the_observed_entries():
     assert 1 / size == pytest.approx(float((seen.var() - seen.mean()) / seen.mean() ** 2), rel=0.05)
     for d in (3, 4, 5):
         share = torch.bincount(y[mask[:, d], d].long(), minlength=4) / mask[:, d].sum()
-        torch.testing.assert_close(made.chances(out)[d], share[:4], rtol=0.02, atol=0.002)
+        torch.testing.assert_close(made.level_probabilities(out)[d], share[:4], rtol=0.02, atol=0.002)
 
 
 def test_features_are_numbers_logs_of_counts_and_one_hot_levels_with_the_mask():

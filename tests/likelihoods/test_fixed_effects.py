@@ -11,14 +11,14 @@ from torch.distributions import MultivariateNormal, Normal, kl_divergence
 import lacova
 from lacova.data.batches import Batch, Batches
 from lacova.data.covariate_space import CovariateSpace
-from lacova.data.distributions import Belief, RowPrior
-from lacova.data.encoder import Codec
+from lacova.data.distributions import ConditionalPrior, FactorisedDistribution
+from lacova.data.encoder import TableEncoder
 from lacova.inference.effects import _levels
 from lacova.inference.objective import elbo
 from lacova.inference.predict import chunks
 from lacova.likelihoods.families import GaussianLikelihood
-from lacova.likelihoods.fixed_effects import Slopes, Usual
-from lacova.likelihoods.random_effects import DriftingIntercepts, Intercepts
+from lacova.likelihoods.fixed_effects import FixedEffects, FixedPart
+from lacova.likelihoods.random_effects import DriftingIntercepts, RandomIntercepts
 
 NOISE = torch.tensor([0.5, 2.0], dtype=torch.double)
 SPREAD = torch.tensor([1.5, 0.3], dtype=torch.double)
@@ -47,14 +47,16 @@ def batch():
     known = torch.ones(8, 5, dtype=torch.bool)
     known[:3, 1], known[4:, 2] = False, False
     known[[0, 2, 5], 3], known[[1, 3, 4, 6], 4] = False, False
-    law = Belief(
+    law = FactorisedDistribution(
         torch.full((8, 5), 0.4, dtype=torch.double),
         torch.full((8, 5), 0.49, dtype=torch.double),
         torch.zeros(8, 5, 3).double(),
     )
     law.log_prob[:, 1] = torch.tensor([0.2, 0.5, 0.3], dtype=torch.double).log()
     law.log_prob[:, 4, :2] = torch.tensor([0.7, 0.3], dtype=torch.double).log()
-    return Batch(y * mask, mask, x * known, known, PATIENT, given=RowPrior(law, torch.zeros(8).double()))
+    return Batch(
+        y * mask, mask, x * known, known, PATIENT, conditional_prior=ConditionalPrior(law, torch.zeros(8).double())
+    )
 
 
 def complete(rows, draws, generator):
@@ -82,7 +84,7 @@ def features(rows, draws, generator):
 
 
 def slopes():
-    found = Slopes(SPACE, NAMES, torch.ones(2, dtype=torch.double))
+    found = FixedEffects(SPACE, NAMES, torch.ones(2, dtype=torch.double))
     g = torch.Generator().manual_seed(3)
     with torch.no_grad():
         found.mean.copy_(torch.randn(2, 7, generator=g))
@@ -94,7 +96,7 @@ def slopes():
 
 
 def levels(drifting):
-    return (DriftingIntercepts(SPREAD, DRIFT, 0, slopes()) if drifting else Intercepts(SPREAD, slopes())).double()
+    return (DriftingIntercepts(SPREAD, DRIFT, 0, slopes()) if drifting else RandomIntercepts(SPREAD, slopes())).double()
 
 
 def covariance(rows, d, drifting):
@@ -109,7 +111,7 @@ both_kinds = pytest.mark.parametrize("drifting", [False, True], ids=["constant",
 def test_means_and_variances_are_those_of_draws():
     """Of slopes, and of what is not known of the covariates."""
     rows, w, g = batch(), slopes(), torch.Generator().manual_seed(5)
-    found = w.expect(rows, rows.given.belief)
+    found = w.expect(rows, rows.conditional_prior.distribution)
     weight = w.draw(200_000, g)
     x, c = features(rows, 200_000, g)
     each = (c[:, :, None] * weight[:, None]).sum(-1)
@@ -126,8 +128,8 @@ def test_without_gaps_nothing_is_believed():
     rows, w = batch(), slopes()
     x, c = features(rows, 1, torch.Generator().manual_seed(1))
     whole = replace(rows, x=x[0], x_mask=torch.ones_like(rows.x_mask))
-    for belief in (None, rows.given.belief):
-        found = w.expect(whole, belief)
+    for distribution in (None, rows.conditional_prior.distribution):
+        found = w.expect(whole, distribution)
         close(found.mean, c[0] @ w.mean.mT)
         close(found.var, c[0] ** 2 @ w.log_sd.exp().square().mT)
 
@@ -155,7 +157,7 @@ def test_averages_are_shrunk_by_how_much_visits_differ():
     frame[["dose", "event"]] = frame[["dose", "event"]].mask(rng.random((8000, 2)) < 0.3)
     schema = lacova.Schema(["alt"], kinds, instance="id", time="day", static=["sex"])
     made = lacova.GPPriorVAE(schema, latent_dim=1, inducing=4).fit(frame, max_epochs=1, batch_size=500)
-    found = made._vae.intercepts.slopes
+    found = made._vae.random_effects.fixed_effects
     assert found.names == ("sex", "dose", "event")
     assert float(found.kappa[1]) == pytest.approx(0.25, rel=0.1)
     assert float(found.kappa[2]) > 20
@@ -173,18 +175,20 @@ def test_the_price_of_slopes_is_a_kl():
 def test_the_bound_has_the_mean_over_slopes_of_the_log_density(drifting):
     rows, own = batch(), levels(drifting)
     location = torch.randn(2, 8, 2, dtype=torch.double, generator=torch.Generator().manual_seed(1))
-    usual = own.slopes.expect(rows, rows.given.belief)
+    fixed_part = own.fixed_effects.expect(rows, rows.conditional_prior.distribution)
     expected = torch.zeros(2, 3, dtype=torch.double)
     for p in range(3):
         for d in range(2):
             at = ((p == PATIENT) & rows.y_mask[:, d]).nonzero()[:, 0]
             if len(at):
                 total = covariance(rows, d, drifting)[at][:, at] + NOISE[d] * torch.eye(len(at), dtype=torch.double)
-                mean, var = usual.mean[at, d], usual.var[at[0], d]
+                mean, var = fixed_part.mean[at, d], fixed_part.var[at[0], d]
                 expected[:, p] += MultivariateNormal(mean, total).log_prob(rows.y[at, d] - location[:, at, d])
                 expected[:, p] -= 0.5 * var * torch.linalg.inv(total).sum()
     apart = GaussianLikelihood(NOISE, 1e-9).log_prob(location, rows.y, rows.y_mask)
-    found = torch.zeros(2, 3, dtype=torch.double).index_add(1, PATIENT, apart) + own.gain(location, rows, NOISE, usual)
+    found = torch.zeros(2, 3, dtype=torch.double).index_add(1, PATIENT, apart) + own.gain(
+        location, rows, NOISE, fixed_part
+    )
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
 
 
@@ -192,18 +196,18 @@ def test_the_bound_has_the_mean_over_slopes_of_the_log_density(drifting):
 def test_levels_are_the_conditional_of_the_joint_normal(drifting):
     rows, own, g = batch(), levels(drifting), torch.Generator().manual_seed(4)
     location = torch.randn(3, 8, 2, dtype=torch.double, generator=torch.Generator().manual_seed(2))
-    usual = own.slopes.at(features(rows, 3, g)[0], rows, own.slopes.draw(3, g))
-    found = own.draw(location, rows, NOISE, torch.Generator().manual_seed(0), usual)
-    average = own.expect(location, rows, NOISE, usual)
+    fixed_part = own.fixed_effects.at(features(rows, 3, g)[0], rows, own.fixed_effects.draw(3, g))
+    found = own.draw(location, rows, NOISE, torch.Generator().manual_seed(0), fixed_part)
+    average = own.expect(location, rows, NOISE, fixed_part)
     for d in range(2):
         k, at = covariance(rows, d, drifting), rows.y_mask[:, d].nonzero()[:, 0]
         gain = torch.linalg.solve(k[at][:, at] + NOISE[d] * torch.eye(len(at), dtype=torch.double), k[at]).T
         for s in range(3):
-            before = usual.mean[s, :, d]
+            before = fixed_part.mean[s, :, d]
             want = before + gain @ (rows.y[at, d] - location[s, at, d] - before[at])
             torch.testing.assert_close(found.mean[s, :, d], want, rtol=1e-7, atol=1e-9)
             torch.testing.assert_close(average[s, :, d], want, rtol=1e-7, atol=1e-9)
-    one = Usual(*(part[:1] for part in usual))
+    one = FixedPart(*(part[:1] for part in fixed_part))
     many = own.draw(location[:1].expand(20_000, -1, -1), rows, NOISE, torch.Generator().manual_seed(0), one)
     torch.testing.assert_close(many.drawn.mean(0), found.mean[0], rtol=0, atol=0.06)
 
@@ -235,7 +239,7 @@ def patients(count=120, visits=5, seed=0, missing=0.1):
     return table
 
 
-@pytest.fixture(scope="module", params=[True, "level"], ids=["drifting", "constant"])
+@pytest.fixture(scope="module", params=[True, "intercept"], ids=["drifting", "constant"])
 def model(request):
     made = lacova.GPPriorVAE(SCHEMA, latent_dim=2, inducing=10, patient_effects=request.param)
     return made.fit(patients(), max_epochs=60, batch_size=20, seed=0, device="cpu")
@@ -248,7 +252,7 @@ def test_a_new_patients_level_depends_on_its_covariates(model):
     men = new["sex"] == "m"
     assert found["weight"][men].mean() - found["weight"][~men].mean() == pytest.approx(4.0, abs=0.5)
     assert abs(found["temperature"][men].mean() - found["temperature"][~men].mean()) < 0.4
-    left = float(model._vae.intercepts.var[0].detach()) * model._codec.y_scale[0].item() ** 2
+    left = float(model._vae.random_effects.var[0].detach()) * model._encoder.y_scale[0].item() ** 2
     assert left == pytest.approx(1.0, abs=0.5)  # 5 with the difference between the sexes
 
 
@@ -279,19 +283,19 @@ def test_the_likelihood_of_a_row_is_over_slopes_and_sexes(model):
 
 
 def test_the_likelihood_of_a_row_is_over_what_is_not_known_of_slopes():
-    made = lacova.GPPriorVAE(SCHEMA, latent_dim=1, inducing=4, scaling="none", patient_effects="level")
+    made = lacova.GPPriorVAE(SCHEMA, latent_dim=1, inducing=4, scaling="none", patient_effects="intercept")
     made.fit(patients(20, missing=0.0), max_epochs=1)
-    codec, vae = made._fitted()
-    w, last = vae.intercepts.slopes, vae.encoder.head[-1]
+    encoder, vae = made._fitted()
+    w, last = vae.random_effects.fixed_effects, vae.encoder.head[-1]
     with torch.no_grad():  # y is a level and noise, and q(z) close to p(z)
         for parameter in (*vae.decoder.parameters(), last.weight, last.bias):
             parameter.zero_()
         w.mean.copy_(torch.randn(2, 3, generator=torch.Generator().manual_seed(0)))
         w.log_sd.fill_(0.5)
         new = patients(8, seed=3, missing=0.0)
-        table = codec.encode(new)
+        table = encoder.encode(new)
         c = torch.stack([table.x[:, 2], *(table.x[:, 1] == level for level in range(2))], dim=1).float()
-        var = vae.likelihood.var + vae.intercepts.var + c.square() @ w.var.mT
+        var = vae.likelihood.var + vae.random_effects.var + c.square() @ w.var.mT
         want = Normal(c @ w.mean.mT, var.sqrt()).log_prob(table.y).sum(1)
     np.testing.assert_allclose(made.log_likelihood(new, draws=2000), want, atol=0.15)
 
@@ -308,7 +312,7 @@ def test_what_if_sees_the_change(model):
 def test_the_effect_belongs_to_the_component_of_the_covariate(model):
     shares = model.effects(patients(40, seed=7), draws=60).shares.set_index("component")["weight"]
     assert shares["gp(day):cat(sex)"] == pytest.approx(4.0 / 5.09, abs=0.12)
-    assert shares["patient level"] == pytest.approx(1.0 / 5.09, abs=0.12)
+    assert shares["patient effect"] == pytest.approx(1.0 / 5.09, abs=0.12)
 
 
 def test_components_have_all_that_levels_owe_to_covariates():
@@ -320,13 +324,13 @@ def test_components_have_all_that_levels_owe_to_covariates():
         made = lacova.GPPriorVAE(SCHEMA, prior=prior, latent_dim=1, inducing=4).fit(patients(10), max_epochs=1)
         _, vae = made._fitted()
         with torch.no_grad():
-            vae.intercepts.slopes.mean.normal_(generator=torch.Generator().manual_seed(0))
+            vae.random_effects.fixed_effects.mean.normal_(generator=torch.Generator().manual_seed(0))
             g = torch.Generator().manual_seed(1)
             rows = Batches(made._encode(patients(10))).batch(torch.arange(10))
-            x, w = vae.draw_covariates(rows, 5, g), vae.draw_slopes(5, g)
+            x, w = vae.draw_covariates(rows, 5, g), vae.draw_coefficients(5, g)
             _, owed = _levels(vae, rows, x, w, g)
             assert set(owed) == owners
-            torch.testing.assert_close(sum(owed.values()), vae.intercepts.slopes.at(x, rows, w).mean)
+            torch.testing.assert_close(sum(owed.values()), vae.random_effects.fixed_effects.at(x, rows, w).mean)
 
 
 def test_slopes_are_stored(model, tmp_path):
@@ -338,18 +342,18 @@ def test_slopes_are_stored(model, tmp_path):
 
 def test_levels_need_not_depend_on_anything():
     short = {"latent_dim": 1, "inducing": 4}
-    told = lacova.GPPriorVAE(SCHEMA, level_slopes=False, **short).fit(patients(10), max_epochs=1)
-    assert told._vae.intercepts.slopes is None
+    told = lacova.GPPriorVAE(SCHEMA, fixed_effects=False, **short).fit(patients(10), max_epochs=1)
+    assert told._vae.random_effects.fixed_effects is None
     timed = lacova.Schema(SCHEMA.measurements, {"day": "continuous"}, instance="id", time="day")
-    assert lacova.GPPriorVAE(timed, **short).fit(patients(10), max_epochs=1)._vae.intercepts.slopes is None
+    assert lacova.GPPriorVAE(timed, **short).fit(patients(10), max_epochs=1)._vae.random_effects.fixed_effects is None
     named = lacova.GPPriorVAE(SCHEMA, prior="gp(day) + gp(day):cat(sex) + cat(id):gp(age)", **short)
-    assert named.fit(patients(10), max_epochs=1)._vae.intercepts.slopes.names == ("sex",)
-    with pytest.raises(ValueError, match="level_slopes is 'no'"):
-        lacova.GPPriorVAE(SCHEMA, level_slopes="no")
+    assert named.fit(patients(10), max_epochs=1)._vae.random_effects.fixed_effects.names == ("sex",)
+    with pytest.raises(ValueError, match="fixed_effects is 'no'"):
+        lacova.GPPriorVAE(SCHEMA, fixed_effects="no")
 
 
 def test_a_patient_alone_does_not_draw_again_what_all_have_in_common():
-    table = Codec.learn(SCHEMA, patients(4)).encode(patients(4))
+    table = TableEncoder.learn(SCHEMA, patients(4)).encode(patients(4))
     generator = torch.Generator().manual_seed(0)
     shared = torch.randn(3, generator=generator)
     own = [torch.randn(3, generator=generator) for _ in chunks(table, 1, generator)]
@@ -363,7 +367,7 @@ def test_levels_do_not_teach_q_of_missing_covariates(model):
     rows = Batches(model._encode(patients(30, seed=12, missing=0.5))).batch(torch.arange(30))
     vae.zero_grad()
     elbo(vae, rows, torch.Generator().manual_seed(0)).reconstruction.backward()
-    assert vae.intercepts.slopes.mean.grad.abs().max() > 0
+    assert vae.random_effects.fixed_effects.mean.grad.abs().max() > 0
     assert all(p.grad is None or (p.grad == 0).all() for p in vae.covariate_posterior.parameters())
     vae.zero_grad()
 
@@ -433,6 +437,9 @@ def test_what_averages_are_shrunk_to_is_stored(dosing, tmp_path):
     dosing.save(tmp_path / "model")
     again = lacova.load(tmp_path / "model")
     for name in ("kappa", "centre"):
-        assert torch.equal(getattr(again._vae.intercepts.slopes, name), getattr(dosing._vae.intercepts.slopes, name))
+        assert torch.equal(
+            getattr(again._vae.random_effects.fixed_effects, name),
+            getattr(dosing._vae.random_effects.fixed_effects, name),
+        )
     x = dosed(5, seed=9).drop(columns=list(DOSED.measurements))
     pd.testing.assert_frame_equal(again.predict(x, seed=1), dosing.predict(x, seed=1))

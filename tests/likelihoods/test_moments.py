@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import lacova
-from lacova.data.columns import Tally
-from lacova.data.encoder import Codec
+from lacova.data.columns import ColumnStatistics
+from lacova.data.encoder import TableEncoder
 from lacova.likelihoods.mixed import learn
 from lacova.likelihoods.moments import Moments
 
@@ -34,10 +34,10 @@ def measured(rows=400):
 
 def made(kinds, scaling="standard"):
     schema, table = lacova.Schema(kinds, {"day": "continuous"}), measured()
-    tally = Tally(schema)
-    tally.add(table)
-    codec = Codec.of(tally, scaling, table)
-    return codec, learn(codec.measurements, codec.encode(table))
+    statistics = ColumnStatistics(schema)
+    statistics.add(table)
+    encoder = TableEncoder.from_statistics(statistics, scaling, table)
+    return encoder, learn(encoder.measurements, encoder.encode(table))
 
 
 @pytest.mark.parametrize(
@@ -46,17 +46,17 @@ def made(kinds, scaling="standard"):
      ({"gau": "gaussian", "log": "gaussian"}, "normal"), ({"log": "gaussian", "poi": "poisson"}, "normal")],
 )  # fmt: skip
 def test_moments_are_those_of_draws(kinds, scaling):
-    codec, likelihood = made(kinds, scaling)
+    encoder, likelihood = made(kinds, scaling)
     generator = torch.Generator().manual_seed(1)
-    outputs = 0.5 * torch.randn(6, codec.measurements.output_width, generator=generator)
-    moments = Moments(codec, likelihood)
+    outputs = 0.5 * torch.randn(6, encoder.measurements.output_width, generator=generator)
+    moments = Moments(encoder, likelihood)
     mean, var = moments(outputs)
     with torch.no_grad():
         y = likelihood.sample(outputs.expand(100_000, -1, -1), generator)
-    own = codec.own(y)
+    own = encoder.own(y)
     columns = []
     for d, name in enumerate(kinds):
-        levels = codec.levels.get(name)
+        levels = encoder.levels.get(name)
         columns += [own[..., d]] if levels is None else [own[..., d] == k for k in range(len(levels))]
     drawn = np.stack(columns, -1).astype(float)
     error = drawn.std(0) / len(drawn) ** 0.5 + (0.004 * drawn.std(0) if scaling == "normal" else 0.0)  # of quadrature
@@ -66,19 +66,19 @@ def test_moments_are_those_of_draws(kinds, scaling):
 
 
 def test_levels_have_a_name_each():
-    codec, likelihood = made(KINDS)
-    names = Moments(codec, likelihood).names
+    encoder, likelihood = made(KINDS)
+    names = Moments(encoder, likelihood).names
     assert names[:5] == ("gau", "log", "stu", "poi", "neg")
     assert names[5:10] == ("ber_p_no", "ber_p_yes", "cat_p_a", "cat_p_b", "cat_p_c")
     assert len(names) == 14
 
 
 def test_variance_beside_the_noise_raises_the_mean_of_a_logarithm_alone():
-    codec, likelihood = made({"gau": "gaussian", "log": "lognormal"})
-    moments, outputs = Moments(codec, likelihood), torch.zeros(1, 2)
+    encoder, likelihood = made({"gau": "gaussian", "log": "lognormal"})
+    moments, outputs = Moments(encoder, likelihood), torch.zeros(1, 2)
     once, more = moments(outputs)[0], moments(outputs, likelihood.var + 1.0)[0]
     assert more[0, 0] == once[0, 0]
-    assert float(more[0, 1] / once[0, 1]) == pytest.approx(np.exp(codec.y_scale[1] ** 2 / 2), rel=1e-6)
+    assert float(more[0, 1] / once[0, 1]) == pytest.approx(np.exp(encoder.y_scale[1] ** 2 / 2), rel=1e-6)
 
 
 # Known effects of an arm, half of the patients in each.
@@ -143,7 +143,7 @@ def test_effects_find_known_differences_of_every_kind(model):
     np.testing.assert_allclose(shares.sum(), 1.0)
     assert shares.loc["noise", "ill_p_yes"] == pytest.approx(0.75, abs=0.08)  # p(1 − p) of p = ¼, ¾, of ¼ in all
     assert shares.loc["noise", "falls"] == pytest.approx(0.5, abs=0.1)  # mean 4, and variance 4 between arms
-    assert shares.loc["patient level", ["falls", "ill_p_yes"]].max() == 0.0
+    assert shares.loc["patient effect", ["falls", "ill_p_yes"]].max() == 0.0
     level = found.rows.query("component == 'patient level' and measurement == 'crp'")["mean"].to_numpy()
     own = np.log(table["crp"]) - np.where(table["arm"] == "b", 2.5, 2.0)
     assert np.corrcoef(level, own.groupby(table["id"]).transform("mean"))[0, 1] > 0.9

@@ -7,10 +7,10 @@ import torch
 
 import lacova
 from lacova.data.batches import Batch, Batches, variance_parts
-from lacova.data.encoder import Codec
+from lacova.data.encoder import TableEncoder
 from lacova.inference.objective import elbo
 from lacova.likelihoods.families import GaussianLikelihood
-from lacova.likelihoods.random_effects import DriftingIntercepts, Intercepts
+from lacova.likelihoods.random_effects import DriftingIntercepts, RandomIntercepts
 from lacova.training.options import FitOptions
 
 SCHEMA = lacova.Schema(["alt", "ast"], {"day": "continuous", "sex": "categorical"}, instance="id", time="day")
@@ -40,7 +40,7 @@ def batch(seed=0):
 
 def intercepts(drifting):
     if not drifting:
-        return Intercepts(SPREAD)
+        return RandomIntercepts(SPREAD)
     found = DriftingIntercepts(SPREAD, DRIFT, 0)
     with torch.no_grad():
         found.raw_rate.copy_(RATE.log())
@@ -124,7 +124,7 @@ def test_variances_to_start_from_add_up():
     frame = pd.DataFrame({"id": patient, "day": rng.random(2000), "sex": "f"})
     frame["alt"] = rng.normal(0, 2, 400)[patient] + rng.normal(0, 1, 2000)
     frame["ast"] = rng.normal(0, 1, 2000)
-    table = Codec.learn(SCHEMA, frame, "none").encode(frame)
+    table = TableEncoder.learn(SCHEMA, frame, "none").encode(frame)
     between, within = variance_parts(table.y, table.y_mask, table.patient)
     np.testing.assert_allclose(between, [4.0, 0.0], atol=0.6)
     np.testing.assert_allclose(within, [1.0, 1.0], rtol=0.1)
@@ -152,7 +152,7 @@ def without_a_decoder(model):
     with torch.no_grad():
         for parameter in vae.decoder.parameters():
             parameter.zero_()
-    return vae.likelihood.var.detach(), vae.intercepts.var.detach()
+    return vae.likelihood.var.detach(), vae.random_effects.var.detach()
 
 
 def test_a_forecast_starts_from_the_patients_own_level(fitted):
@@ -162,11 +162,11 @@ def test_a_forecast_starts_from_the_patients_own_level(fitted):
     error = np.sqrt(((guess - future[list(SCHEMA.measurements)]) ** 2).mean().mean())
     assert error < 0.8  # 0.5 is noise, 2.06 what a forecast without levels has
     plain = lacova.GPPriorVAE(SCHEMA, latent_dim=2, inducing=8, scaling="none", patient_effects=False)
-    assert plain.fit(visits(), max_epochs=1)._vae.intercepts is None
+    assert plain.fit(visits(), max_epochs=1)._vae.random_effects is None
 
 
 def test_shrunk_means_joint_draws_and_the_likelihood_of_a_row():
-    model = lacova.GPPriorVAE(SCHEMA, latent_dim=1, inducing=4, scaling="none", patient_effects="level").fit(
+    model = lacova.GPPriorVAE(SCHEMA, latent_dim=1, inducing=4, scaling="none", patient_effects="intercept").fit(
         visits(30), max_epochs=2
     )
     noise, spread = without_a_decoder(model)
@@ -190,7 +190,7 @@ def test_shrunk_means_joint_draws_and_the_likelihood_of_a_row():
 
 
 def test_imputed_entries_follow_the_patients_others():
-    model = lacova.GPPriorVAE(SCHEMA, latent_dim=1, inducing=4, scaling="none", patient_effects="level").fit(
+    model = lacova.GPPriorVAE(SCHEMA, latent_dim=1, inducing=4, scaling="none", patient_effects="intercept").fit(
         visits(30), max_epochs=2
     )
     noise, spread = without_a_decoder(model)
@@ -204,7 +204,7 @@ def test_imputed_entries_follow_the_patients_others():
 
 def test_levels_without_spread_change_nothing(monkeypatch):
     table = visits(10)
-    model = lacova.GPPriorVAE(SCHEMA, latent_dim=2, inducing=6, patient_effects="level", level_slopes=False)
+    model = lacova.GPPriorVAE(SCHEMA, latent_dim=2, inducing=6, patient_effects="intercept", fixed_effects=False)
     model.fit(table, max_epochs=1)
     _, vae = model._fitted()
     rows = Batches(model._encode(table)).batch(torch.arange(10))
@@ -215,35 +215,35 @@ def test_levels_without_spread_change_nothing(monkeypatch):
 
     some = terms()
     with torch.no_grad():
-        vae.intercepts.raw.fill_(-60.0)
+        vae.random_effects.raw.fill_(-60.0)
     none = terms()
-    monkeypatch.setattr(Intercepts, "gain", lambda self, location, batch, noise, usual: torch.zeros(1, 10))
+    monkeypatch.setattr(RandomIntercepts, "gain", lambda self, location, batch, noise, fixed_part: torch.zeros(1, 10))
     assert none == pytest.approx(terms(), rel=1e-5)
     assert abs(some["reconstruction"] - none["reconstruction"]) > 1.0
 
 
 def test_the_encoder_sees_the_patients_usual_and_what_a_visit_has_beyond_it():
     table = visits(10)
-    model = lacova.GPPriorVAE(SCHEMA, latent_dim=2, inducing=6, scaling="none", patient_effects="level").fit(
+    model = lacova.GPPriorVAE(SCHEMA, latent_dim=2, inducing=6, scaling="none", patient_effects="intercept").fit(
         table, max_epochs=1
     )
     _, vae = model._fitted()
     seen = []
     vae.encoder.register_forward_pre_hook(lambda _, given: seen.append(given))
     with torch.no_grad():
-        vae.intercepts.raw.fill_(15.0)  # levels of any height: the usual is the patient's mean
+        vae.random_effects.raw.fill_(15.0)  # levels of any height: the fixed_part is the patient's mean
         model.embed(table)
     (y, _, features), names = seen[0], list(SCHEMA.measurements)
-    usual = table.groupby("id")[names].transform("mean").to_numpy()
-    np.testing.assert_allclose(y, table[names].to_numpy() - usual, atol=1e-3)
-    np.testing.assert_allclose(features[:, -2:], usual, atol=1e-3)
+    fixed_part = table.groupby("id")[names].transform("mean").to_numpy()
+    np.testing.assert_allclose(y, table[names].to_numpy() - fixed_part, atol=1e-3)
+    np.testing.assert_allclose(features[:, -2:], fixed_part, atol=1e-3)
 
 
 def test_a_table_without_patients_has_no_levels():
     table = visits(10).drop(columns="id")
     schema = lacova.Schema(["alt", "ast"], {"day": "continuous", "sex": "categorical"})
-    assert lacova.GPPriorVAE(schema, latent_dim=1).fit(table, max_epochs=1)._vae.intercepts is None
-    alone = Codec.learn(schema, table).encode(table)
+    assert lacova.GPPriorVAE(schema, latent_dim=1).fit(table, max_epochs=1)._vae.random_effects is None
+    alone = TableEncoder.learn(schema, table).encode(table)
     with pytest.raises(ValueError, match="no patients"):
         variance_parts(alone.y, alone.y_mask, alone.patient)
 
@@ -279,21 +279,21 @@ def test_a_level_that_drifts_is_learnt_and_used():
     table["alt"] += walk.reshape(-1)
     gone = table.assign(alt=table["alt"].mask(table["day"] == 3.0))
     error, models = {}, {}
-    for kind in (True, "level"):
+    for kind in (True, "intercept"):
         model = lacova.GPPriorVAE(
-            SCHEMA, latent_dim=1, inducing=6, scaling="none", patient_effects=kind, level_slopes=False
+            SCHEMA, latent_dim=1, inducing=6, scaling="none", patient_effects=kind, fixed_effects=False
         )
         model.fit(table[table["id"] < 60], max_epochs=60, seed=0)
         found = model.impute(gone[gone["id"] >= 60], interval=0.9)
         new = table[table["id"] >= 60].reset_index(drop=True)
         at = (new["day"] == 3.0).to_numpy()
         error[kind] = np.sqrt(np.mean((found["alt"].to_numpy() - new["alt"])[at] ** 2))
-        models[kind] = model._vae.intercepts.requires_grad_(False)
+        models[kind] = model._vae.random_effects.requires_grad_(False)
     drifting = models[True]
     rate = float(drifting.raw_rate[0].exp()) / table["day"].std()
     assert isinstance(drifting, DriftingIntercepts)
-    assert not isinstance(models["level"], DriftingIntercepts)
+    assert not isinstance(models["intercept"], DriftingIntercepts)
     assert float(drifting.raw_drift[0].exp()) == pytest.approx(1.0, abs=0.5)
     assert rate == pytest.approx(0.3, abs=0.2)
     assert float(drifting.raw_drift[1].exp()) < 0.05  # ast has a level alone
-    assert error[True] < 0.8 * error["level"]
+    assert error[True] < 0.8 * error["intercept"]

@@ -12,8 +12,8 @@ import lacova.training.step
 from lacova import CVAE, DataError, Dense, FitOptions, GPPriorVAE, NotFittedError, Schema, TrainingError
 from lacova.covariates.masked_loss import hidden_share
 from lacova.inference.objective import Terms
-from lacova.training.loader import TableRows
-from lacova.training.step import Exam
+from lacova.training.loader import TableLoader
+from lacova.training.step import Validator
 
 SMALL = Dense((8,), (8,))
 MODELS = {
@@ -322,24 +322,24 @@ def test_early_stopping_restores_the_best_weights(make):
     model = make(SCHEMA).fit(
         train, validation, max_epochs=80, patience=4, learning_rate=0.1, batch_size=2, latent_weight=1.0
     )
-    scores = model.training["validation"] + model.training["validation_recall"]
+    scores = model.training["validation"] + model.training["validation_masked_log_prob"]
     best = model.training.loc[scores.idxmax()]
     assert scores.idxmax() < len(scores) - 1
-    share = hidden_share(model._codec.encode(train))
-    rows = TableRows(model._codec.encode(validation), share, model._options, torch.device("cpu"))
-    rows.prepare(model._vae)
-    assert Exam(model._vae, model._options, rows)() == (best["validation"], best["validation_recall"])
+    share = hidden_share(model._encoder.encode(train))
+    rows = TableLoader(model._encoder.encode(validation), share, model._options, torch.device("cpu"))
+    rows.condition(model._vae)
+    assert Validator(model._vae, model._options, rows)() == (best["validation"], best["validation_masked_log_prob"])
 
 
 @every_model
 def test_training_stops_after_patience_and_keeps_the_best_epoch(make, monkeypatch):
     scores, states = iter([1.0, 5.0, 3.0, 5.0, 4.0, 9.0]), []
 
-    def judge(exam):
-        states.append({name: value.clone() for name, value in exam.vae.state_dict().items()})
+    def judge(validator):
+        states.append({name: value.clone() for name, value in validator.vae.state_dict().items()})
         return next(scores), 0.0
 
-    monkeypatch.setattr(Exam, "__call__", judge)
+    monkeypatch.setattr(Validator, "__call__", judge)
     model = make(SCHEMA).fit(visits(), visits(1), max_epochs=6, patience=3, latent_weight=1.0)
     assert model.training["validation"].tolist() == [1.0, 5.0, 3.0, 5.0, 4.0]
     final, weights = model._vae.state_dict(), [name for name, _ in model._vae.named_parameters()]
@@ -423,7 +423,7 @@ def blank(frame):
 @every_model
 def test_covariate_prior_is_in_own_units(make):
     model = make(SCHEMA, covariates="factorised", covariate_prior=KNOWLEDGE).fit(visits(), max_epochs=2)
-    shift, scale = model._codec.x_shift[0], model._codec.x_scale[0]
+    shift, scale = model._encoder.x_shift[0], model._encoder.x_scale[0]
     prior = model._vae.covariate_prior
     assert prior.mean[0].item() * scale + shift == pytest.approx(170, rel=1e-5)
     assert math.sqrt(prior.var[0].item()) * scale == pytest.approx(10, rel=1e-5)
@@ -558,7 +558,7 @@ def test_sample_draws_are_tables_one_below_the_other(fitted):
 def test_sample_average_is_the_prediction(fitted):
     frame = visits()[:6]
     average = fitted.sample(frame, draws=1000).groupby(level=0)[["alt", "ast"]].mean()
-    spread = fitted._codec.y_scale * math.sqrt(2.0 / 1000)  # the noise of 1000 draws, generously
+    spread = fitted._encoder.y_scale * math.sqrt(2.0 / 1000)  # the noise of 1000 draws, generously
     assert ((average - fitted.predict(frame, draws=1000)).abs() < 6 * spread).to_numpy().all()
 
 
@@ -598,11 +598,14 @@ def test_predict_does_not_look_at_measurements(fitted):
 def test_a_patient_alone_gets_the_answer_it_gets_among_others(fitted):
     frame = visits()
     one = frame[frame["id"] == "p3"]
-    draws = fitted.sample(frame, draws=3, alone=True)
+    draws = fitted.sample(frame, draws=3, independent_noise=True)
     pairs = [
-        (fitted.predict(one, interval=0.9, alone=True), fitted.predict(frame, interval=0.9, alone=True).loc[one.index]),
-        (fitted.impute(one, alone=True), fitted.impute(frame, alone=True).loc[one.index]),
-        (fitted.sample(one, draws=3, alone=True), draws[draws.index.isin(one.index)]),
+        (
+            fitted.predict(one, interval=0.9, independent_noise=True),
+            fitted.predict(frame, interval=0.9, independent_noise=True).loc[one.index],
+        ),
+        (fitted.impute(one, independent_noise=True), fitted.impute(frame, independent_noise=True).loc[one.index]),
+        (fitted.sample(one, draws=3, independent_noise=True), draws[draws.index.isin(one.index)]),
     ]
     for got, expected in pairs:
         # Equal but for the covariate prior, which is prepared for all rows at once and rounds differently.
@@ -611,8 +614,8 @@ def test_a_patient_alone_gets_the_answer_it_gets_among_others(fitted):
 
 
 def test_completed_tables_need_rows_drawn_independently(fitted):
-    with pytest.raises(ValueError, match="alone"):
-        fitted.impute(visits(), draws=2, alone=True)
+    with pytest.raises(ValueError, match="independent_noise"):
+        fitted.impute(visits(), draws=2, independent_noise=True)
 
 
 def test_history_of_other_patients_is_ignored(fitted):
@@ -673,7 +676,7 @@ def test_elbo_names_its_terms(fitted):
 
 def test_fit_options_are_those_of_the_fit():
     model = MODELS["cvae"](SCHEMA).fit(visits(), max_epochs=2, seed=3, batch_size=4)
-    usual = {"learning_rate": 3e-3, "latent_weight": 100.0, "recall": 1.0}
+    usual = {"learning_rate": 3e-3, "latent_weight": 100.0, "masked_loss": 1.0}
     assert model._options == FitOptions(max_epochs=2, seed=3, batch_size=4, **usual)
 
 
@@ -746,7 +749,7 @@ def test_the_prior_moves_only_if_asked_to(make):
         assert np.isfinite(model.training.to_numpy()).all()
         model = make(SCHEMA).fit(train, max_epochs=5, prior_every=every)  # no early epoch is restored
         found[every] = {k: v.clone() for k, v in model._vae.covariate_prior.state_dict().items()}
-        fresh = make(SCHEMA)._assemble(model._codec, model._codec.encode(train), 0).covariate_prior.state_dict()
+        fresh = make(SCHEMA)._assemble(model._encoder, model._encoder.encode(train), 0).covariate_prior.state_dict()
         assert all(torch.equal(value, fresh[k]) for k, value in found[every].items()) == (every is None)
     with pytest.raises(ValueError, match="prior_every must be a whole number"):
         make(SCHEMA).fit(train, prior_every=0)

@@ -145,9 +145,9 @@ def test_predictions_scores_and_terms_are_numbers(model):
 
 
 def test_probabilities_of_levels_sum_to_one(model, case):
-    chances = model.impute(table(), probabilities=True)
+    level_probabilities = model.impute(table(), probabilities=True)
     for name in set(case.schema.kinds) & {"event", "grade"} | set(model.schema.covariates) & {"sex"}:
-        own = chances[[c for c in chances if c.startswith(f"{name}_p_")]].astype(float)
+        own = level_probabilities[[c for c in level_probabilities if c.startswith(f"{name}_p_")]].astype(float)
         assert own.shape[1] >= 2
         np.testing.assert_allclose(own.sum(axis=1), 1.0, atol=1e-4)
 

@@ -113,8 +113,8 @@ def test_the_same_seed_gives_the_same_model_and_a_file_brings_it_back(name, fitt
 def test_an_answer_alone_does_not_depend_on_who_else_is_asked_about(name, fitted):
     table = MODELS[name][1](gaps=0.0) if name != "hivae" else mixed(gaps=0.0)
     one = table[table["id"] == "p3"] if "id" in table else table[7:8]
-    together = fitted[name].predict(table, draws=5, alone=True).loc[one.index]
-    pd.testing.assert_frame_equal(fitted[name].predict(one, draws=5, alone=True), together, rtol=1e-4)
+    together = fitted[name].predict(table, draws=5, independent_noise=True).loc[one.index]
+    pd.testing.assert_frame_equal(fitted[name].predict(one, draws=5, independent_noise=True), together, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["gpvae", "hivae"])
@@ -402,7 +402,7 @@ def test_the_likelihood_of_a_row_is_that_under_the_mixture():
         outputs = vae.decode(z, z)[:, None].expand(-1, len(batch), -1)
         density = vae.likelihood.log_prob(outputs, batch.y, batch.y_mask) + vae.prior.log_density(z, z)[:, None]
         exact = density.logsumexp(0) + math.log(0.01)
-    got = model.log_likelihood(table, draws=20_000) - model._codec.log_jacobian(batch.y, batch.y_mask).numpy()
+    got = model.log_likelihood(table, draws=20_000) - model._encoder.log_jacobian(batch.y, batch.y_mask).numpy()
     np.testing.assert_allclose(got, exact.numpy(), atol=0.1)  # the draws' own error
 
 

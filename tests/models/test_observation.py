@@ -12,11 +12,11 @@ from scipy import stats
 import lacova
 from lacova import CVAE, DataError, Dense, GPPriorVAE, Schema
 from lacova.data.batches import Batches
-from lacova.data.encoder import Codec
+from lacova.data.encoder import TableEncoder
 from lacova.data.scaling import Knots, knots_as_table, knots_of_table
 from lacova.inference.objective import elbo
 from lacova.likelihoods.mixed import MixedLikelihood
-from lacova.likelihoods.random_effects import Intercepts
+from lacova.likelihoods.random_effects import RandomIntercepts
 
 KINDS = {
     "gau": "gaussian", "log": "lognormal", "stu": "student", "cen": "censored", "poi": "poisson",
@@ -108,17 +108,17 @@ def test_probabilities_of_levels_are_shares_of_draws(model):
     done = model.impute(given, probabilities=True)
     drawn = model.impute(given, draws=150, seed=3)
     for name, levels in {"ber": ("no", "yes"), "cat": ("a", "b", "c"), "ord": (0.0, 1.0, 2.0, 3.0)}.items():
-        chances = done[[f"{name}_p_{level}" for level in levels]].to_numpy()
-        np.testing.assert_allclose(chances.sum(1), 1.0, atol=1e-5)
+        level_probabilities = done[[f"{name}_p_{level}" for level in levels]].to_numpy()
+        np.testing.assert_allclose(level_probabilities.sum(1), 1.0, atol=1e-5)
         gaps = given[name].isna().to_numpy()
-        most = np.array(levels, dtype=object)[chances.argmax(1)]
+        most = np.array(levels, dtype=object)[level_probabilities.argmax(1)]
         assert (most[gaps] == done[name][gaps]).all()
-        assert (chances[~gaps].max(1) == 1.0).all()
+        assert (level_probabilities[~gaps].max(1) == 1.0).all()
         assert (most[~gaps] == given[name][~gaps]).all()
         for k, level in enumerate(levels):
             share = (drawn[name] == level).to_numpy().reshape(150, -1).mean(0)
-            assert np.abs(share - chances[:, k])[gaps].max() < 0.3
-            assert np.abs(share - chances[:, k])[gaps].mean() < 0.06
+            assert np.abs(share - level_probabilities[:, k])[gaps].max() < 0.3
+            assert np.abs(share - level_probabilities[:, k])[gaps].mean() < 0.06
     assert "sex_p_f" not in done.columns
 
 
@@ -148,10 +148,10 @@ def test_predictions_are_means_of_draws_or_the_most_probable_level(model):
         near = np.quantile(mine, 0.1, axis=0)
         assert np.abs(told[f"{name}_lower"] - near).max() < 0.25 * mine.std(0).max() + (name in ("poi", "neg"))
     for name, levels in {"ber": ("no", "yes"), "cat": ("a", "b", "c"), "ord": (0.0, 1.0, 2.0, 3.0)}.items():
-        chances = told[[f"{name}_p_{level}" for level in levels]].to_numpy()
+        level_probabilities = told[[f"{name}_p_{level}" for level in levels]].to_numpy()
         shares = np.stack([(draws[name] == level).to_numpy().reshape(1000, -1).mean(0) for level in levels], 1)
-        assert np.abs(chances - shares).max() < 0.08
-        assert told[name].tolist() == [levels[k] for k in chances.argmax(1)]
+        assert np.abs(level_probabilities - shares).max() < 0.08
+        assert told[name].tolist() == [levels[k] for k in level_probabilities.argmax(1)]
     assert list(model.predict(x).columns) == list(KINDS)
 
 
@@ -182,18 +182,18 @@ def test_scores_are_what_the_draws_say(which, request):
             np.mean((low <= truth + slack) & (truth - slack <= high)), abs=0.005
         )
     for name in ("ber", "cat", "ord"):
-        levels = fitted._codec.levels[name]
-        chances = told[[f"{name}_p_{level}" for level in levels]].to_numpy()
+        levels = fitted._encoder.levels[name]
+        level_probabilities = told[[f"{name}_p_{level}" for level in levels]].to_numpy()
         hit = np.stack([frame[name] == level for level in levels], 1)
         assert got.loc[name, "accuracy"] == pytest.approx((told[name] == frame[name]).mean())
-        assert got.loc[name, "brier"] == pytest.approx(((chances - hit) ** 2).sum(1).mean(), rel=1e-4)
-        assert got.loc[name, "nll"] == pytest.approx(-np.log(chances[hit]).mean(), rel=1e-4)
+        assert got.loc[name, "brier"] == pytest.approx(((level_probabilities - hit) ** 2).sum(1).mean(), rel=1e-4)
+        assert got.loc[name, "nll"] == pytest.approx(-np.log(level_probabilities[hit]).mean(), rel=1e-4)
     assert got.loc[["ber", "cat", "ord"], ["rmse", "crps", "coverage90"]].isna().all().all()
     assert got.loc[NUMBERS, ["accuracy", "brier"]].isna().all().all()
     whole = fitted.score(frame, draws=60, seed=4)
     assert whole["nll"] == pytest.approx(got["nll"].sum())
     assert whole["accuracy"] == pytest.approx(got["accuracy"].mean())
-    spread = fitted._codec.scales.spread[:6]
+    spread = fitted._encoder.scales.spread[:6]
     assert whole["crps"] == pytest.approx((got["crps"][:6] / spread).mean())
 
 
@@ -257,7 +257,7 @@ def test_ordered_categories_keep_their_order():
     frame = pd.DataFrame({"x": np.arange(60.0)})
     frame["y"] = pd.Categorical(np.array(["low", "mid", "top"])[np.arange(60) // 20], ["low", "mid", "top"])
     fitted = CVAE(Schema({"y": "ordinal"}, {"x": "continuous"}), **SMALL).fit(frame, max_epochs=300)
-    assert fitted._codec.levels["y"] == ("low", "mid", "top")
+    assert fitted._encoder.levels["y"] == ("low", "mid", "top")
     assert fitted.predict(frame.assign(y=None))["y"].iloc[[0, -1]].tolist() == ["low", "top"]
 
 
@@ -265,10 +265,10 @@ def test_ordered_categories_keep_their_order():
 
 
 def test_patients_have_levels_of_gaussian_and_log_normal_columns(model):
-    assert model._vae.intercepts.var.shape == (2,)
+    assert model._vae.random_effects.var.shape == (2,)
     only = Schema({"ber": "bernoulli"}, {}, "id", "day")
     fitted = GPPriorVAE(only, inducing=4, **SMALL).fit(holed(visits()), max_epochs=1)
-    assert fitted._vae.intercepts is None
+    assert fitted._vae.random_effects is None
     later = visits().query("id == 0").tail(1)
     history = visits().query("id == 0").head(4)
     raised = history.assign(gau=history["gau"] + 5, log=history["log"] * 20)
@@ -328,22 +328,22 @@ def test_a_stream_learns_the_same_as_the_table(tmp_path):
 @pytest.mark.parametrize("scaling", ["standard", "normal", "minmax"])
 @pytest.mark.parametrize("name", NUMBERS[:4])
 def test_densities_in_own_units_integrate_to_1(scaling, name):
-    """With the Jacobian of the logarithm, of scaling and of normal scores; beyond limits, chances are added."""
+    """With the Jacobian of the logarithm, of scaling and of normal scores; beyond limits, level_probabilities are added."""
     frame = visits()
     limits = {k: v for k, v in LIMITS.items() if k == name}
-    codec = Codec.learn(Schema({name: KINDS[name], "poi": "poisson"}, {}, limits=limits), frame, scaling)
-    law = MixedLikelihood(codec.measurements).double()
+    encoder = TableEncoder.learn(Schema({name: KINDS[name], "poi": "poisson"}, {}, limits=limits), frame, scaling)
+    law = MixedLikelihood(encoder.measurements).double()
     span = (1e-25, 1e25) if name == "log" else (-60.0, 60.0)
     grid = np.geomspace(*span, 200_001) if name == "log" else np.linspace(*span, 400_001)
     ends = [*limits.get(name, ())]
     inside = grid[(grid > ends[0]) & (grid < ends[1])] if ends else grid
-    table = codec.encode(pd.DataFrame({name: [*inside, *ends], "poi": np.nan}), dtype=torch.float64)
+    table = encoder.encode(pd.DataFrame({name: [*inside, *ends], "poi": np.nan}), dtype=torch.float64)
     with torch.no_grad():
         value = law.log_prob(torch.tensor([[0.3, 0.0]], dtype=torch.float64), table.y, table.y_mask)
-    density = (value + codec.log_jacobian(table.y, table.y_mask)).exp().numpy()
+    density = (value + encoder.log_jacobian(table.y, table.y_mask)).exp().numpy()
     total = np.trapezoid(density[: len(inside)], inside) + density[len(inside) :].sum()
     assert total == pytest.approx(1.0, abs=2e-3)
-    np.testing.assert_allclose(codec.own(table.y)[:, 0], [*inside, *ends], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(encoder.own(table.y)[:, 0], [*inside, *ends], rtol=1e-9, atol=1e-12)
 
 
 def test_normal_scores_are_normal_and_monotone():
@@ -432,9 +432,9 @@ def test_levels_of_intercepts_belong_to_gaussian_columns_only(model):
     batch = Batches(table).batch(torch.arange(len(table.labels)))
     outputs = torch.zeros(1, len(table), vae.measurements.output_width)
     with torch.no_grad():
-        before = vae.intercepts.expect(*vae.levelled(outputs, batch))
+        before = vae.random_effects.expect(*vae.gaussian_part(outputs, batch))
         y = batch.y.clone()
         y[:, 2:] = 1.0
-        after = vae.intercepts.expect(*vae.levelled(outputs, replace(batch, y=y)))
+        after = vae.random_effects.expect(*vae.gaussian_part(outputs, replace(batch, y=y)))
     assert torch.equal(before, after)
-    assert isinstance(vae.intercepts, Intercepts)
+    assert isinstance(vae.random_effects, RandomIntercepts)

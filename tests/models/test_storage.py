@@ -128,8 +128,8 @@ def test_all_that_a_model_knows_comes_back(saved, name):
     assert (again._options.batch_size, again._options.seed) == (4, 3)
     assert again._trained == model._trained
     pd.testing.assert_frame_equal(again.training, model.training, check_exact=True)
-    assert {k: types(v) for k, v in again._codec.levels.items()} == {
-        k: types(v) for k, v in model._codec.levels.items()
+    assert {k: types(v) for k, v in again._encoder.levels.items()} == {
+        k: types(v) for k, v in model._encoder.levels.items()
     }
     ours, theirs = model._vae.state_dict(), again._vae.state_dict()
     assert list(theirs) == list(ours)
@@ -169,7 +169,7 @@ def test_an_imputer_fitted_again_fills_the_same(saved, name):
     again = load(path)
     rng = np.random.default_rng(1)
     other = visits(gaps=0.4).sample(frac=1.0, random_state=2).assign(age=lambda f: f["age"] + rng.normal(0, 1))
-    encoded = model._codec.encode(other)
+    encoded = model._encoder.encode(other)
     assert not encoded.x_mask.all()
     assert torch.equal(again._fill(encoded).x, model._fill(encoded).x)
     assert not torch.equal(again._fill(encoded).x, saved["mean"].model._fill(encoded).x)
@@ -260,7 +260,7 @@ def test_labels_keep_their_types(tmp_path, role, labels):
     again = load(tmp_path / "x")
     plain = [label.item() if isinstance(label, np.generic) else label for label in labels]
     if role == "c":
-        assert sorted(map(repr, again._codec.levels["c"])) == sorted(set(map(repr, plain)))
+        assert sorted(map(repr, again._encoder.levels["c"])) == sorted(set(map(repr, plain)))
         frame.loc[2, "c"] = None
         pd.testing.assert_frame_equal(again.impute(frame), model.impute(frame), check_exact=True)
     else:
@@ -378,21 +378,21 @@ def test_domain_knowledge_that_makes_no_sense_is_refused(small, tmp_path, value)
 @pytest.mark.parametrize(
     ("name", "tensor", "change", "words"),
     [
-        ("gp", "codec.y_scale", lambda t: 0 * t, "not positive"),
-        ("gp", "codec.x_shift", lambda t: t + torch.nan, "not finite"),
-        ("gp", "codec.x_shift", lambda t: t.float(), "missing or of another kind"),
-        ("gp", "codec.x_shift", lambda t: t[:-1], "has the shape"),
+        ("gp", "encoder.y_scale", lambda t: 0 * t, "not positive"),
+        ("gp", "encoder.x_shift", lambda t: t + torch.nan, "not finite"),
+        ("gp", "encoder.x_shift", lambda t: t.float(), "missing or of another kind"),
+        ("gp", "encoder.x_shift", lambda t: t[:-1], "has the shape"),
         ("gp", "vae.prior.raw_noise", lambda t: None, "missing"),
         ("gp", "vae.prior.raw_noise", lambda t: t[:, None], "of another kind"),
         ("gp", "vae.more", lambda _: torch.ones(1), r"it holds 1 tensor\(s\) that the model does not have"),
-        ("kinds", "codec.knots", lambda t: t.flip(0), "not increasing maps"),
-        ("kinds", "codec.knots", lambda t: t[:1], "not increasing maps"),
-        ("kinds", "codec.knots", lambda t: t + torch.tensor([1.0, 0.0, 0.0, 0.0]).double(), "not increasing maps"),
-        ("kinds", "codec.knots", lambda t: t + torch.tensor([0.0, 0.0, 0.0, 0.5]).double(), "steps in an order"),
-        ("kinds", "codec.knots", lambda t: t * torch.nan, "normal scores are not finite"),
-        ("kinds", "codec.knots", lambda t: None, "missing"),
-        ("kinds", "codec.y_spread", lambda t: -t, "not positive"),
-        ("kinds", "codec.y_spread", lambda t: None, "missing"),
+        ("kinds", "encoder.knots", lambda t: t.flip(0), "not increasing maps"),
+        ("kinds", "encoder.knots", lambda t: t[:1], "not increasing maps"),
+        ("kinds", "encoder.knots", lambda t: t + torch.tensor([1.0, 0.0, 0.0, 0.0]).double(), "not increasing maps"),
+        ("kinds", "encoder.knots", lambda t: t + torch.tensor([0.0, 0.0, 0.0, 0.5]).double(), "steps in an order"),
+        ("kinds", "encoder.knots", lambda t: t * torch.nan, "normal scores are not finite"),
+        ("kinds", "encoder.knots", lambda t: None, "missing"),
+        ("kinds", "encoder.y_spread", lambda t: -t, "not positive"),
+        ("kinds", "encoder.y_spread", lambda t: None, "missing"),
         ("knn", "fill.features", lambda t: t + torch.inf, "infinite"),
         ("knn", "fill.features", lambda t: torch.full_like(t, torch.nan), "empty column"),
         ("knn", "fill.features", lambda t: t[:0], "empty column"),
@@ -433,10 +433,10 @@ def test_absurd_sizes_are_refused_without_memory(small, tmp_path, monkeypatch, p
 def test_sizes_are_not_set_off_against_other_numbers(saved):
     model = saved["gp"].model
     document, _ = take_apart(model)
-    assert _is_small(model, model._codec, document)
+    assert _is_small(model, model._encoder, document)
     for number in (-1e18, float("nan")):
         document["settings"]["covariate_prior"] = {"map": [["age", [number, 1.0]]]}
-        assert not _is_small(model, model._codec, document)
+        assert not _is_small(model, model._encoder, document)
 
 
 VALUES = [

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import lacova
-from lacova.data.encoder import Codec, Table
+from lacova.data.encoder import Table, TableEncoder
 from lacova.data.errors import SchemaError
 from lacova.data.schema import Schema
 from lacova.inference.impute import guessed, weighted_draws
@@ -25,9 +25,9 @@ TRAINED = {"max_epochs": 250, "learning_rate": 5e-3, "batch_size": 200}
 def law(model):
     """Mean and covariance of y, in own units, of a model with a linear decoder."""
     loading, bias = (p.detach().double().numpy() for p in model._vae.decoder.network[0].parameters())
-    noise, codec = model._vae.likelihood.var.detach().double().numpy(), model._codec
-    loading = loading * codec.y_scale[:, None]
-    return bias * codec.y_scale + codec.y_shift, loading @ loading.T + np.diag(noise * codec.y_scale**2)
+    noise, encoder = model._vae.likelihood.var.detach().double().numpy(), model._encoder
+    loading = loading * encoder.y_scale[:, None]
+    return bias * encoder.y_scale + encoder.y_shift, loading @ loading.T + np.diag(noise * encoder.y_scale**2)
 
 
 def observed_likelihood(mean, covariance, table):
@@ -94,7 +94,7 @@ def test_with_gaps_it_reaches_the_best_marginal_likelihood(miwae):
     vae = linear_models(lacova.VAE, **TRAINED)
     for model, slack in ((vae, 0.006), (miwae, 0.003)):
         assert best - slack < observed_likelihood(*law(model), table).mean() < best + 1e-9
-    trained = miwae.training["elbo"].tail(20).mean() - np.log(miwae._codec.y_scale) @ table.notna().mean()
+    trained = miwae.training["elbo"].tail(20).mean() - np.log(miwae._encoder.y_scale) @ table.notna().mean()
     assert abs(trained - best) < 0.05  # the bound of twenty draws, on the encoded scale
 
 
@@ -156,14 +156,14 @@ def test_missing_covariates_are_weighed_too():
 def test_summaries_are_weighed():
     """With all the weight on one draw, that draw is the mean and both ends; also on a logarithmic scale."""
     rng = np.random.default_rng(0)
-    codec = Codec.learn(
+    encoder = TableEncoder.learn(
         Schema({"a": "gaussian", "b": "lognormal"}, {}), pd.DataFrame(rng.lognormal(size=(30, 2)), columns=list("ab"))
     )
     y = torch.as_tensor(rng.normal(size=(3, 2, 2)), dtype=torch.float32)
     weight = torch.tensor([[0.0, 1.0], [0.0, 0.0], [1.0, 0.0]])
     part = Draws(torch.arange(2), y, torch.ones(2), y, torch.zeros(3, 2, 0), weight=weight)
-    found = summarise([part], 2, codec, 0.9)
-    want = codec.own(torch.stack([y[2, 0], y[0, 1]]))
+    found = summarise([part], 2, encoder, 0.9)
+    want = encoder.own(torch.stack([y[2, 0], y[0, 1]]))
     for values in (found.mean, found.ends["lower"][0], found.ends["upper"][0]):
         np.testing.assert_allclose(values, want, rtol=1e-5)
 
@@ -182,7 +182,7 @@ def test_chances_of_levels_are_weighed():
     outputs = torch.tensor([[[-2.0, 0.0]], [[3.0, 0.0]]])
     seen = vae._observe_mixed(vae.likelihood, outputs, None, None, torch.Generator().manual_seed(0))
     odds = float(vae.likelihood.families["bernoulli"].base)
-    got = vae.chances(seen, torch.tensor([[0.9], [0.1]]))[0, 0, 1]
+    got = vae.level_probabilities(seen, torch.tensor([[0.9], [0.1]]))[0, 0, 1]
     want = 0.9 / (1 + math.exp(2.0 - odds)) + 0.1 / (1 + math.exp(-3.0 - odds))
     assert abs(float(got) - want) < 1e-6
 

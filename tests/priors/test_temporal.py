@@ -13,7 +13,7 @@ from lacova import GPVAE, Dense, Schema
 from lacova.covariates.scenarios import complete
 from lacova.data.batches import Batch, Batches
 from lacova.data.covariate_space import CovariateSpace
-from lacova.data.distributions import Belief
+from lacova.data.distributions import FactorisedDistribution
 from lacova.data.encoder import Table
 from lacova.inference.objective import elbo, log_likelihood, weighted
 from lacova.nn.structured import ChainEncoder
@@ -98,14 +98,14 @@ def prior(kernel="cauchy", learn=False):
     return SeriesPrior(LATENT, TIME, kernel, 0.8, learn)
 
 
-def belief(batch):
-    return Belief(batch.x + 0.3, torch.full_like(batch.x, 0.5), batch.x.new_zeros(*batch.x.shape, 0))
+def distribution(batch):
+    return FactorisedDistribution(batch.x + 0.3, torch.full_like(batch.x, 0.5), batch.x.new_zeros(*batch.x.shape, 0))
 
 
 def scenarios(batch, samples=1):
     law = prior()
     return complete(
-        belief(batch), batch, SPACE, couple=True, samples=samples, columns=law.scenario_columns,
+        distribution(batch), batch, SPACE, couple=True, samples=samples, columns=law.scenario_columns,
         generator=torch.Generator().manual_seed(3),
     )  # fmt: skip
 
@@ -152,7 +152,7 @@ def test_a_long_series_has_the_variances_it_is_told():
 def test_the_prior_term_is_the_dense_kl(kernel):
     batch = rows()
     q, (mean, log_var, raw) = chained(batch)
-    terms = prior(kernel).kl(scenarios(batch), batch, q, belief(batch))
+    terms = prior(kernel).kl(scenarios(batch), batch, q, distribution(batch))
     total = 0.0
     for series in in_time(batch):
         for l in range(LATENT):  # noqa: E741
@@ -177,7 +177,7 @@ def test_missing_times_are_averaged_over_and_need_not_be_in_order():
             law = MultivariateNormal(mean[series, l], precision_matrix=precision(series, log_var, raw, l))
             k = covariance([at[i] for i in series])
             total += found.weight[v] * kl_divergence(law, MultivariateNormal(torch.zeros(len(series)).double(), k))
-    close(prior().kl(found, batch, q, belief(batch)).latent, 1.7 * total)
+    close(prior().kl(found, batch, q, distribution(batch)).latent, 1.7 * total)
 
 
 def test_rows_without_measurements_add_nothing_wherever_they_are():
@@ -192,7 +192,8 @@ def test_rows_without_measurements_add_nothing_wherever_they_are():
     less = encoder.latents(fewer.y, fewer, features[kept])
     wide = encoder.latents(batch.y, replace(batch, longest=7), features)
     values = [
-        prior().kl(scenarios(b), b, found, belief(b)).latent for b, found in ((batch, q), (fewer, less), (batch, wide))
+        prior().kl(scenarios(b), b, found, distribution(b)).latent
+        for b, found in ((batch, q), (fewer, less), (batch, wide))
     ]
     close(values[1], values[0])
     close(values[2], values[0])
@@ -310,7 +311,7 @@ def test_the_bound_meets_the_likelihood_at_the_true_posterior():
     vae.decoder = Given(lambda z: z * loading)
     full, x = torch.ones(2, 2, dtype=torch.bool), days[:, None]
     table = Table(y, full, x, full[:, :1], torch.tensor([0, 0]), ("p",))
-    batch = Batches(vae.prepare(table)).batch(torch.tensor([0]))
+    batch = Batches(vae.condition(table)).batch(torch.tensor([0]))
     terms = elbo(vae, batch, torch.Generator().manual_seed(0), samples=20_000)
     dense = torch.kron(k, torch.outer(loading, loading)) + torch.diag(noise.repeat(2))
     exact = MultivariateNormal(torch.zeros(4, dtype=torch.float64), dense).log_prob(y.flatten())
@@ -338,7 +339,7 @@ def linear_case():
     x = torch.zeros(len(DAYS), 2, dtype=torch.float64)
     x[:, vae.prior.time] = torch.tensor(APART, dtype=torch.float64)
     table = Table(y, mask, x, torch.ones_like(mask), torch.tensor(PATIENT), ("p", "q", "r"))
-    return vae, Batches(vae.prepare(table)).batch(torch.arange(3)), loading
+    return vae, Batches(vae.condition(table)).batch(torch.arange(3)), loading
 
 
 def test_weights_of_a_series_tend_to_its_likelihood():
@@ -353,7 +354,7 @@ def test_weights_of_a_series_tend_to_its_likelihood():
         told = torch.tensor([0.1, -0.2, 0.0, -0.5, 0.6, 0.8], dtype=torch.float64)  # wide, for tame weights
         vae.encoder.head = Given(told.expand(len(DAYS), -1))
         found = [
-            float(weighted(vae, batch, vae.noise(batch, draws, torch.Generator().manual_seed(draws))).elbo)
+            float(weighted(vae, batch, vae.draw_eps(batch, draws, torch.Generator().manual_seed(draws))).elbo)
             for draws in (10, 200_000)
         ]
     assert found[0] < found[1] - 0.1
@@ -366,13 +367,13 @@ def test_the_mean_of_log_weights_is_the_evidence_lower_bound():
     table = series_table(3, 4, seed=5)
     encoded = fitted()._encode(table.assign(day=table["day"].mask(table.index.isin([1, 6]))))
     encoded = replace(encoded, y=encoded.y.double(), x=encoded.x.double())
-    batch = Batches(vae.prepare(encoded)).batch(torch.arange(3))
+    batch = Batches(vae.condition(encoded)).batch(torch.arange(3))
     each = {"elbo": [], "weighted": []}
     with torch.no_grad():
         for seed in range(20):
             g = torch.Generator().manual_seed(seed)
             for name, terms in (
-                ("elbo", elbo(vae, batch, g, 300)), ("weighted", weighted(vae, batch, vae.noise(batch, 300, g)))
+                ("elbo", elbo(vae, batch, g, 300)), ("weighted", weighted(vae, batch, vae.draw_eps(batch, 300, g)))
             ):  # fmt: skip
                 each[name].append([float(terms.reconstruction), float(terms.kl_latent), float(terms.kl_covariates)])
             assert terms.gain > 0

@@ -513,7 +513,7 @@ def test_in_a_browser(browser, path):
 
 
 def test_a_smuggled_script_would_not_run(browser, path, tmp_path):
-    """The policy, not the escaping alone: markup put into the page by hand neither runs nor fetches."""
+    """The policy, not the escaping independent_noise: markup put into the page by hand neither runs nor fetches."""
     text = path.read_text(encoding="utf-8")
     evil = tmp_path / "evil.html"
     evil.write_text(

@@ -151,10 +151,10 @@ def test_the_command_line_says_what_is_wrong(command, capsys):
 
 
 def test_other_settings_need_a_file_of_their_own(capsys):
-    assert main(["run", "lvae", "--fit", '{"recall": 0}']) == 2
+    assert main(["run", "lvae", "--fit", '{"masked_loss": 0}']) == 2
     assert "--results FILE" in capsys.readouterr().err
-    job = config.jobs(["lvae"])[0].varied({"expectation": "exact"}, {"recall": 0})
-    assert (job.settings["expectation"], job.settings["inducing"], job.fit["recall"]) == ("exact", 60, 0)
+    job = config.jobs(["lvae"])[0].varied({"expectation": "exact"}, {"masked_loss": 0})
+    assert (job.settings["expectation"], job.settings["inducing"], job.fit["masked_loss"]) == ("exact", 60, 0)
 
 
 def test_the_pilot_needs_its_files(tiny, capsys, monkeypatch):
@@ -361,7 +361,7 @@ def test_covariate_errors_are_those_of_the_imputed_table(visits):
     model, table, gaps = visits
     done = model.impute(gaps, probabilities=True)
     first = ~gaps["id"].duplicated()
-    sd = dict(zip(model.schema.covariates, model._codec.x_scale, strict=True))["age"]
+    sd = dict(zip(model.schema.covariates, model._encoder.x_scale, strict=True))["age"]
     square = [((done["age"][i] - table["age"][i]) / sd) ** 2 for i in gaps.index[first & gaps["age"].isna()]]
     hits, brier = [], []
     for name, rows in (("sex", first & gaps["sex"].isna()), ("dose", gaps["dose"].isna())):
@@ -380,13 +380,13 @@ def test_covariate_errors_are_those_of_the_imputed_table(visits):
 def test_plug_in_nll_is_that_of_one_completion(visits):
     """Row by row: best guess of x without a look at y, mean of z, noise alone; in the units of the measurements."""
     model, table, gaps = visits
-    codec, vae = model._fitted()
+    encoder, vae = model._fitted()
     blind = gaps.assign(alt=np.nan, ast=np.nan)
-    x = codec.encode(model.impute(blind)).x
+    x = encoder.encode(model.impute(blind)).x
     with torch.no_grad():
         z, _ = vae.prior.predict(x, torch.tensor(table["id"].tolist()))
-        mean = codec.decode_measurements(vae.decode(z, x))
-        sd = np.sqrt(vae.likelihood.var.numpy()) * codec.y_scale
+        mean = encoder.decode_measurements(vae.decode(z, x))
+        sd = np.sqrt(vae.likelihood.var.numpy()) * encoder.y_scale
     total = 0.0
     for i in table.index:
         for d, name in enumerate(("alt", "ast")):

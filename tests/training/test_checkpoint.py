@@ -24,7 +24,7 @@ from lacova.data.io.archive import digest, read
 from lacova.data.io.files import write_table
 from lacova.priors.gp.inducing import InducingPoints
 from lacova.training.interrupt import InterruptedWarning, noted_interrupt
-from lacova.training.step import Exam, Step
+from lacova.training.step import Step, Validator
 from tests.training.killed_fits import SMALL, VISITS, cvae, gp, visits
 
 ROOT = Path(__file__).parents[2]
@@ -166,7 +166,7 @@ def begun(tmp_path_factory):
     """The checkpoint of a fit that was killed."""
     path = tmp_path_factory.mktemp("begun") / "c"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Exam, "__call__", killed)
+        patch.setattr(Validator, "__call__", killed)
         with pytest.raises(Killed):
             gp(max_epochs=3, checkpoint=path, checkpoint_every=1)
     return path
@@ -188,7 +188,7 @@ OTHERS = {
     "a value": ({"train": one_value_more(visits())}, r"it differs in the training rows"),
     "validation": ({"validation": False}, r"it differs in the validation rows\."),
     "seed": ({"seed": 1}, r"it differs in seed \(0 there, 1 here\)\. Fit as it was begun, or remove the file"),
-    "options": ({"batch_size": 3, "recall": 0.5}, r"batch_size \(2 there, 3 here\), recall \(1.0 there, 0.5 here\)\."),
+    "options": ({"batch_size": 3, "masked_loss": 0.5}, r"batch_size \(2 there, 3 here\), masked_loss \(1.0 there, 0.5 here\)\."),
     "epochs": ({"max_epochs": 4}, r"max_epochs \(3 there, 4 here\)"),
     "settings": ({"settings": {"latent_dim": 3}}, r"latent_dim \(2 there, 3 here\)"),
     "networks": ({"settings": {"networks": Dense((5,), (6,))}}, r"it differs in networks\."),
@@ -372,7 +372,7 @@ def test_ctrl_c_lets_the_step_end_and_keeps_the_last_weights(monkeypatch, steps,
 
 def test_ctrl_c_restores_the_best_weights_and_training_can_go_on(steps, tmp_path, monkeypatch):
     path, scores = tmp_path / "c", iter([1.0, 1.0, 0.0, 0.5])
-    monkeypatch.setattr(Exam, "__call__", lambda _: (next(scores), 0.0))
+    monkeypatch.setattr(Validator, "__call__", lambda _: (next(scores), 0.0))
     first = again(None, max_epochs=1)
     steps.hooks[steps.taken + 2 * STEPS + 2] = ctrl_c
     with pytest.warns(
@@ -473,7 +473,7 @@ def fit(home, *more):
 
 
 def test_the_command_is_interrupted_and_goes_on(home, steps, tmp_path, capsys):
-    assert fit(home, "--out", tmp_path / "alone") == 0
+    assert fit(home, "--out", tmp_path / "independent_noise") == 0
     run, file = tmp_path / "run", tmp_path / "run.checkpoint"
     steps.hooks[steps.taken + 6] = ctrl_c
     assert fit(home, "--out", run) == 130
@@ -492,8 +492,8 @@ def test_the_command_is_interrupted_and_goes_on(home, steps, tmp_path, capsys):
     steps.taken = 0
     assert fit(home, "--out", run, "--resume", "--json") == 0
     assert steps.taken == 3 * 4 - 6
-    assert (run / "model.lacova").read_bytes() == (tmp_path / "alone" / "model.lacova").read_bytes()
-    assert sorted(os.listdir(tmp_path)) == ["alone", "run"]
+    assert (run / "model.lacova").read_bytes() == (tmp_path / "independent_noise" / "model.lacova").read_bytes()
+    assert sorted(os.listdir(tmp_path)) == ["independent_noise", "run"]
     assert fit(home, "--out", run, "--resume") == 1  # there is nothing to go on from, and a model to lose
     assert "there is a model in" in capsys.readouterr().err
 

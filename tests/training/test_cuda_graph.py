@@ -13,9 +13,9 @@ import torch
 import lacova
 import lacova.training.cuda_graph
 from lacova.covariates.masked_loss import hidden_share
-from lacova.data.encoder import Codec
+from lacova.data.encoder import TableEncoder
 from lacova.training.cuda_graph import Captured, _kind, _sizes, padded
-from lacova.training.loader import TableRows
+from lacova.training.loader import TableLoader
 from lacova.training.options import FitOptions
 from lacova.training.step import Step, estimate, values
 
@@ -27,7 +27,7 @@ MODELS = {
         s, prior="gp(day) + gp(age):cat(sex)", latent_dim=2, inducing=5, expectation="exact"
     ),
     "patients": lambda s: lacova.GPPriorVAE(s, latent_dim=2, inducing=5),
-    "patients, constant levels": lambda s: lacova.GPPriorVAE(s, latent_dim=2, inducing=5, patient_effects="level"),
+    "patients, constant levels": lambda s: lacova.GPPriorVAE(s, latent_dim=2, inducing=5, patient_effects="intercept"),
     "patients, chain": lambda s: lacova.GPVAE(s, latent_dim=2, learn_length_scale=True),
     "vae": lambda s: lacova.VAE(s, latent_dim=2),
     "miwae": lambda s: lacova.MIWAE(s, latent_dim=2),
@@ -62,19 +62,21 @@ SCHEMA = lacova.Schema(
 )  # fmt: skip
 
 
-def lesson_of(make, cap, device="cpu"):
+def training_batch_of(make, cap, device="cpu"):
     table = visits()
     schema = SCHEMA if "patients" in make else replace(SCHEMA, instance=None, time=None, static=())
     model = MODELS[make](schema)
-    codec = Codec.learn(model.schema, table)
-    encoded = codec.encode(table, dtype=torch.float64)
+    encoder = TableEncoder.learn(model.schema, table)
+    encoded = encoder.encode(table, dtype=torch.float64)
     torch.manual_seed(0)
-    vae = model._assemble(codec, encoded, 0).double().to(device)
+    vae = model._assemble(encoder, encoded, 0).double().to(device)
     importance = 4 if "weighted" in make or "miwae" in make else 1
     recall = float(model.covariates == "joint")
-    options = FitOptions(batch_size=7, recall=recall, cap=cap, max_epochs=1, importance=importance, encoder_dropout=0.4)
-    rows = TableRows(encoded, hidden_share(encoded), options, torch.device(device))
-    rows.prepare(vae)
+    options = FitOptions(
+        batch_size=7, masked_loss=recall, cap=cap, max_epochs=1, importance=importance, encoder_dropout=0.4
+    )
+    rows = TableLoader(encoded, hidden_share(encoded), options, torch.device(device))
+    rows.condition(vae)
     return vae, options, rows
 
 
@@ -82,18 +84,18 @@ def lesson_of(make, cap, device="cpu"):
 @pytest.mark.parametrize("make", MODELS)
 def test_padding_counts_for_nothing(make, cap):
     """Terms, natural statistics and gradients of a batch, and of the same batch in larger tensors."""
-    vae, options, rows = lesson_of(make, cap)
-    for lesson in rows.epoch(vae, 0):
-        sizes = {name: size + 3 for name, size in _sizes(lesson).items()}
-        if not len(lesson.how.line):
+    vae, options, rows = training_batch_of(make, cap)
+    for training_batch in rows.epoch(vae, 0):
+        sizes = {name: size + 3 for name, size in _sizes(training_batch).items()}
+        if not len(training_batch.how.line):
             sizes["pairs"] = 0
-        if not len(lesson.how.open):
+        if not len(training_batch.how.open):
             sizes["open"] = 0
-        large = padded(lesson, sizes, 7)
-        noise = vae.noise(large.shown, options.draws, torch.Generator().manual_seed(0), options.encoder_dropout)
-        small = noise.rows(slice(len(lesson.shown)))
+        large = padded(training_batch, sizes, 7)
+        noise = vae.draw_eps(large.shown, options.draws, torch.Generator().manual_seed(0), options.encoder_dropout)
+        small = noise.rows(slice(len(training_batch.shown)))
         found = []
-        for batch, numbers in ((lesson, small), (large, noise)):
+        for batch, numbers in ((training_batch, small), (large, noise)):
             terms, asked = estimate(vae, batch, numbers, options.importance > 1)
             vae.zero_grad()
             (terms.elbo + asked).backward()
@@ -107,18 +109,18 @@ def test_what_cannot_be_captured_is_done_batch_by_batch(monkeypatch, caplog):
     """As if nothing had been tried: the same weights as by a step that never meant to capture."""
     weights = []
     for capture in (False, True):
-        vae, options, rows = lesson_of("patients", None)
+        vae, options, rows = training_batch_of("patients", None)
 
-        def broken(run, generator, lesson, sizes):
-            run(lesson, 1.0)  # the warm-up moves the weights
+        def broken(run, generator, training_batch, sizes):
+            run(training_batch, 1.0)  # the warm-up moves the weights
             raise RuntimeError("operation not permitted when stream is capturing")
 
         monkeypatch.setattr(lacova.training.cuda_graph, "_Graph", broken)
         step = Step(vae, options, rows.units, rows.length, rows.device)
         if capture:
             step._run = Captured(step._take, step.noise, 7, step._undo, step._give_up)
-        for number, lesson in enumerate(rows.epoch(vae, 0)):
-            step(lesson, number, 1.0)
+        for number, training_batch in enumerate(rows.epoch(vae, 0)):
+            step(training_batch, number, 1.0)
         weights.append({name: value.clone() for name, value in vae.state_dict().items()})
     assert "taken one by one: operation not permitted" in caplog.text
     for name, value in weights[0].items():
@@ -135,8 +137,8 @@ def spoiled(step, how):
     with torch.cuda.graph(others[0]):
         torch.ones(1, device="cuda").add(1.0)
 
-    def run(lesson, weight):
-        loss = step._take(lesson, weight)
+    def run(training_batch, weight):
+        loss = step._take(training_batch, weight)
         if torch.cuda.is_current_stream_capturing():
             torch.ones(1).cuda().item() if how == "waits" else others.clear()
         return loss
@@ -150,12 +152,12 @@ def test_a_recording_that_fails_leaves_nothing_behind(caplog, spoil):
     """Where the host waits, or another graph is freed; taken one by one, steps are those of who never meant to."""
     weights = []
     for capture in (False, True):
-        vae, options, rows = lesson_of("patients", None, "cuda")
+        vae, options, rows = training_batch_of("patients", None, "cuda")
         step = step_of(vae, options, rows, capture)
         if capture:
             step._run.run = spoiled(step, spoil)
-        for number, lesson in enumerate(rows.epoch(vae, 0)):
-            step(lesson, number, 1.0)
+        for number, training_batch in enumerate(rows.epoch(vae, 0)):
+            step(training_batch, number, 1.0)
         weights.append({name: value.clone() for name, value in vae.state_dict().items()})
     assert "taken one by one" in caplog.text
     for name, value in weights[0].items():
@@ -167,10 +169,10 @@ def test_another_models_graph_is_not_collected_while_one_is_recorded(caplog):
     """It stands in cycles, which Python may collect at any time: here, in the middle of the recording."""
 
     def collects(step):
-        def run(lesson, weight):
+        def run(training_batch, weight):
             if torch.cuda.is_current_stream_capturing() and gc.isenabled():
                 gc.collect()
-            return step._take(lesson, weight)
+            return step._take(training_batch, weight)
 
         return run
 
@@ -178,7 +180,7 @@ def test_another_models_graph_is_not_collected_while_one_is_recorded(caplog):
     gc.set_threshold(0)  # not by itself
     try:
         for _ in range(2):
-            vae, options, rows = lesson_of("rows", None, "cuda")
+            vae, options, rows = training_batch_of("rows", None, "cuda")
             step = step_of(vae, options, rows, True)
             step._run.run = collects(step)
             step(next(iter(rows.epoch(vae, 0))), 0, 1.0)
@@ -195,14 +197,14 @@ def test_another_models_graph_is_not_collected_while_one_is_recorded(caplog):
 @pytest.mark.parametrize("make", [name for name in MODELS if name != "patients, weighted"])  # which is not captured
 def test_a_captured_step_takes_the_path_of_an_eager_one(make, cap):
     """The same weights after two epochs, the eager step being given the batches in the same buffers."""
-    (one, options, rows), (two, _, _) = lesson_of(make, cap, "cuda"), lesson_of(make, cap, "cuda")
+    (one, options, rows), (two, _, _) = training_batch_of(make, cap, "cuda"), training_batch_of(make, cap, "cuda")
     captured, eager = (step_of(vae, options, rows, capture) for vae, capture in ((one, True), (two, False)))
     start = {name: value.clone() for name, value in one.state_dict().items()}
     number = 0
     for epoch in (0, 1):
-        for lesson in rows.epoch(one, epoch):
-            got = captured(lesson, number, 1.0).clone()
-            want = eager(padded(lesson, captured._run._graphs[_kind(lesson)].sizes, 7), number, 1.0)
+        for training_batch in rows.epoch(one, epoch):
+            got = captured(training_batch, number, 1.0).clone()
+            want = eager(padded(training_batch, captured._run._graphs[_kind(training_batch)].sizes, 7), number, 1.0)
             torch.testing.assert_close(got, want, rtol=1e-7, atol=1e-7)
             number += 1
     for name, value in one.state_dict().items():

@@ -15,8 +15,8 @@ import torch
 import lacova
 from lacova.cli import main
 from lacova.covariates.masked_loss import hidden_share
-from lacova.training.distributed import ALONE, Team, launch
-from lacova.training.loader import TableRows
+from lacova.training.distributed import SINGLE, Team, launch
+from lacova.training.loader import TableLoader
 from lacova.training.options import FitOptions, TrainingError
 from lacova.training.step import loss
 
@@ -29,7 +29,7 @@ MODELS = {
     "gp": partial(lacova.GPPriorVAE, SCHEMA, latent_dim=2, inducing=10),
     "exact": partial(lacova.GPPriorVAE, SCHEMA, latent_dim=2, inducing=10, expectation="exact"),
 }
-SETTINGS = FitOptions(batch_size=9, max_epochs=1, recall=1.0)
+SETTINGS = FitOptions(batch_size=9, max_epochs=1, masked_loss=1.0)
 CPU = torch.device("cpu")
 
 
@@ -58,15 +58,15 @@ def parts(name, size, options=SETTINGS):
     """A model in double precision, and the rows of each member of a team of `size`."""
     model = MODELS[name]()
     start = model._begin(table(), None, options, CPU)
-    vae = model._assemble(start.codec, start.table, 0).double()
+    vae = model._assemble(start.encoder, start.table, 0).double()
     if name != "cvae":
         vae.prior.inducing.shift += 1.0  # where it starts, the KL of q(v) is zero
     encoded = replace(start.table, y=start.table.y.double(), x=start.table.x.double())
     rows = []
     for rank in range(size):
-        team = ALONE if size == 1 else Member(rank, size)
-        rows.append(TableRows(encoded, hidden_share(encoded), options, CPU, team))
-        rows[-1].prepare(vae)
+        team = SINGLE if size == 1 else Member(rank, size)
+        rows.append(TableLoader(encoded, hidden_share(encoded), options, CPU, team))
+        rows[-1].condition(vae)
     return vae, rows
 
 
@@ -76,10 +76,10 @@ def close(found, expected, rtol):
     torch.testing.assert_close(found, expected, rtol=rtol, atol=rtol * largest + 1e-13)
 
 
-def taken(vae, lesson):
+def taken(vae, training_batch):
     """Gradients, terms and statistics of one part of a step."""
-    noise = lesson.noise(vae, 1, torch.Generator().manual_seed(7), dropout=0.5)
-    value, terms, statistics = loss(vae, lesson, noise, 3.0, 1.0)
+    noise = training_batch.draw_eps(vae, 1, torch.Generator().manual_seed(7), dropout=0.5)
+    value, terms, statistics = loss(vae, training_batch, noise, 3.0, 1.0)
     vae.zero_grad()
     value.backward()
     return [parameter.grad.clone() for parameter in vae.parameters()] + [terms, *statistics]
@@ -90,8 +90,8 @@ def taken(vae, lesson):
 def test_the_parts_of_a_step_add_up_to_it(name, size):
     vae, [whole] = parts(name, 1)
     _, members = parts(name, size)
-    for lesson, *shares in zip(whole.epoch(vae, 3), *(rows.epoch(vae, 3) for rows in members), strict=True):
-        expected = taken(vae, lesson)
+    for training_batch, *shares in zip(whole.epoch(vae, 3), *(rows.epoch(vae, 3) for rows in members), strict=True):
+        expected = taken(vae, training_batch)
         found = [sum(each) for each in zip(*(taken(vae, share) for share in shares), strict=True)]
         assert all(tensor.abs().sum() > 0 for tensor in expected[-3:])
         for one, other in zip(expected, found, strict=True):
@@ -131,7 +131,7 @@ def test_without_fabric_a_sentence_says_what_to_install(monkeypatch):
         MODELS["cvae"]().fit(table(), devices=2)
 
 
-def trained(name, options, team=ALONE, device=CPU):
+def trained(name, options, team=SINGLE, device=CPU):
     """Weights, buffers and last gradients of a model after training, and the records."""
     frame = table()
     held_out = frame["id"] >= 18
@@ -153,7 +153,7 @@ def together(team, device):
     found |= {"stopped": trained("cvae", STOPPING, team, device)}
     apart = torch.zeros(2)
     for weights, _, records in found.values():
-        theirs, said = team.of_main((weights, records))
+        theirs, said = team.broadcast((weights, records))
         apart[0] += sum(not torch.allclose(weights[k], theirs[k], 0.0, 0.0, equal_nan=True) for k in weights)
         apart[1] += said != records
     team.sum([apart])
@@ -220,10 +220,10 @@ from tests.training.test_distributed import MODELS, table
 
 usual = Step.__call__
 
-def broken(self, lesson, number, weight):
+def broken(self, training_batch, number, weight):
     if self.team.rank == 1 and number == 2:
         raise ValueError("the second process has had enough.")
-    return usual(self, lesson, number, weight)
+    return usual(self, training_batch, number, weight)
 
 Step.__call__ = broken
 if __name__ == "__main__":

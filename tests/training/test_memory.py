@@ -32,7 +32,7 @@ def parts():
                       torch.randn(500, latent, generator=g), torch.rand(500, latent, generator=g))
 
 with torch.no_grad():
-    prior.absorb(parts())
+    prior.cache_posterior(parts())
     mean, var = prior.predict(x[:1000], torch.arange(1000))
 assert torch.isfinite(mean).all() and (var > 0).all()
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)

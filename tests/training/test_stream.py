@@ -16,10 +16,10 @@ import lacova.training.stream
 from lacova import CVAE, DataError, Dense, GPPriorVAE
 from lacova.cli import main
 from lacova.data.labels import Fingerprints
-from lacova.training.loader import TableRows, tensors
+from lacova.training.loader import TableLoader, tensors
 from lacova.training.options import FitOptions
 from lacova.training.step import Step
-from lacova.training.stream import StreamRows, ahead
+from lacova.training.stream import StreamLoader, ahead
 from tests.data.io.test_parquet import ROWS, SCHEMA, visits
 
 SMALL = {"latent_dim": 1, "networks": Dense((8,), (8,)), "covariates": "factorised"}
@@ -46,21 +46,23 @@ def fitted(file):
 
 def begun(data, schema=SCHEMA, covariates="factorised", **options):
     """A model about to be trained: rows and networks."""
-    settings = FitOptions(**{"batch_size": 4, "seed": 3, "recall": 1.0, **options})
+    settings = FitOptions(**{"batch_size": 4, "seed": 3, "masked_loss": 1.0, **options})
     model = CVAE(schema, **{**SMALL, "covariates": covariates})
     start = model._begin(data, None, settings, torch.device("cpu"))
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        vae = model._assemble(start.codec, start.table, 3)
-    start.train.prepare(vae)
+        vae = model._assemble(start.encoder, start.table, 3)
+    start.train.condition(vae)
     return start.train, vae
 
 
 def parts(batch):
     """Everything that a batch consists of."""
-    given = batch.given
+    given = batch.conditional_prior
     return [batch.y, batch.y_mask, batch.x, batch.x_mask, batch.patient, torch.tensor(batch.patients)] + (
-        [] if given is None else [given.belief.mean, given.belief.var, given.belief.log_prob, given.log_marginal]
+        []
+        if given is None
+        else [given.distribution.mean, given.distribution.var, given.distribution.log_prob, given.log_marginal]
     )
 
 
@@ -92,10 +94,10 @@ def equal_weights(one, other):
 def test_one_pool_gives_the_batches_of_the_table_in_memory(file, schema):
     streamed, vae = begun(file, schema, "joint", buffer_rows=len(visits()))
     in_memory, _ = begun(pd.read_parquet(file), schema, "joint")
-    assert isinstance(streamed, StreamRows)
-    assert isinstance(in_memory, TableRows)
+    assert isinstance(streamed, StreamLoader)
+    assert isinstance(in_memory, TableLoader)
     assert (streamed.length, streamed.units, streamed.steps) == (in_memory.length, in_memory.units, in_memory.steps)
-    in_memory.prepare(vae)
+    in_memory.condition(vae)
     for epoch in (0, 1):
         same(streamed.epoch(vae, epoch), in_memory.epoch(vae, epoch))
     same(streamed.in_order(vae), in_memory.in_order(vae))
@@ -107,7 +109,7 @@ def test_one_pool_gives_the_batches_of_the_table_in_memory(file, schema):
 
 @pytest.fixture(scope="module")
 def named(folder):
-    """Rows whose first measurement names the patient and whose second names the row."""
+    """Loader whose first measurement names the patient and whose second names the row."""
     frame = visits(40)
     frame["who"] = pd.factorize(frame["id"])[0]
     path = folder / "named.parquet"
@@ -121,28 +123,28 @@ def named(folder):
 def test_an_epoch_has_every_patient_once_whole_and_in_full_batches(named, buffer_rows, batch_size):
     path, frame, schema = named
     model = CVAE(schema, **SMALL, scaling="none")
-    settings = FitOptions(batch_size=batch_size, buffer_rows=buffer_rows, recall=1.0)
+    settings = FitOptions(batch_size=batch_size, buffer_rows=buffer_rows, masked_loss=1.0)
     start = model._begin(path, None, settings, torch.device("cpu"))
-    rows, vae = start.train, model._assemble(start.codec, start.table, 0)
-    rows.prepare(vae)
+    rows, vae = start.train, model._assemble(start.encoder, start.table, 0)
+    rows.condition(vae)
     units = frame["who"].nunique()
     for walk in (rows.epoch(vae, 0), rows.epoch(vae, 1), rows.in_order(vae)):
         seen, sizes = [], []
-        for lesson in walk:
-            who, row = lesson.shown.y.long().T.tolist()
-            sizes.append(lesson.shown.patients)
+        for training_batch in walk:
+            who, row = training_batch.shown.y.long().T.tolist()
+            sizes.append(training_batch.shown.patients)
             assert row == [r for w in dict.fromkeys(who) for r in frame.index[frame["who"] == w]]  # whole, in order
-            assert lesson.shown.patient.tolist() == pd.factorize(np.array(who))[0].tolist()
-            assert torch.equal(lesson.hidden.y, lesson.shown.y)
-            assert not (lesson.hidden.x_mask & ~lesson.shown.x_mask).any()
+            assert training_batch.shown.patient.tolist() == pd.factorize(np.array(who))[0].tolist()
+            assert torch.equal(training_batch.hidden.y, training_batch.shown.y)
+            assert not (training_batch.hidden.x_mask & ~training_batch.shown.x_mask).any()
             seen += row
         assert sorted(seen) == list(range(len(frame)))
         assert len(sizes) == rows.steps
         assert set(sizes[:-1]) <= {min(batch_size, units)}
         assert sum(sizes) == units
-    scales = [lesson.shown.scale for lesson in rows.epoch(vae, 0)]
+    scales = [training_batch.shown.scale for training_batch in rows.epoch(vae, 0)]
     assert scales == [units / size for size in sizes]
-    assert {lesson.shown.scale for lesson in rows.in_order(vae)} == {1.0}
+    assert {training_batch.shown.scale for training_batch in rows.in_order(vae)} == {1.0}
 
 
 @pytest.mark.parametrize("buffer_rows", [15, 40])
@@ -152,9 +154,9 @@ def test_epochs_differ_and_seeds_reproduce_them(file, buffer_rows):
     again.ahead = True  # in another thread, as where a GPU trains
     same(rows.epoch(vae, 5), again.epoch(vae, 5))
     other, _ = begun(file, buffer_rows=buffer_rows, seed=4)
-    first = [lesson.shown.y.tolist() for lesson in rows.epoch(vae, 0)]
-    assert first != [lesson.shown.y.tolist() for lesson in rows.epoch(vae, 1)]
-    assert first != [lesson.shown.y.tolist() for lesson in other.epoch(vae, 0)]
+    first = [training_batch.shown.y.tolist() for training_batch in rows.epoch(vae, 0)]
+    assert first != [training_batch.shown.y.tolist() for training_batch in rows.epoch(vae, 1)]
+    assert first != [training_batch.shown.y.tolist() for training_batch in other.epoch(vae, 0)]
 
 
 @pytest.mark.parametrize("buffer_rows", [15, 40, 1000])
@@ -167,14 +169,14 @@ def test_an_epoch_can_begin_at_any_step(file, buffer_rows, monkeypatch):
     for first in range(rows.steps + 1):
         read.clear()
         same(rows.epoch(vae, 2, first), whole[first:])
-        left = sum(len(lesson.shown) for lesson in whole[first:])
+        left = sum(len(training_batch.shown) for training_batch in whole[first:])
         assert left <= sum(read) <= left + 2 * buffer_rows + 30  # what is skipped is not even prepared
 
 
 def test_patients_of_different_row_groups_meet_in_a_batch(named):
     path, frame, schema = named
     rows, vae = begun(path, schema, batch_size=10, buffer_rows=60)
-    spans = [np.ptp(lesson.shown.y[:, 1].numpy()) for lesson in rows.epoch(vae, 0)]
+    spans = [np.ptp(training_batch.shown.y[:, 1].numpy()) for training_batch in rows.epoch(vae, 0)]
     assert np.mean(spans) > 1.5  # rows are numbered, with a standard deviation of 1; ten patients in order span 0.8
     assert len(frame) > 100
 
@@ -396,8 +398,8 @@ def test_predictions_from_a_history(file, folder, fitted, monkeypatch):
 def test_answers_alone_do_not_depend_on_the_parts(file, folder, fitted, monkeypatch):
     cut(file, monkeypatch)
     frame = pd.read_parquet(file)
-    found = pd.read_parquet(fitted.impute(file, alone=True, out=folder / "alone.parquet"))
-    pd.testing.assert_frame_equal(found, fitted.impute(frame, alone=True), check_dtype=False)
+    found = pd.read_parquet(fitted.impute(file, independent_noise=True, out=folder / "alone.parquet"))
+    pd.testing.assert_frame_equal(found, fitted.impute(frame, independent_noise=True), check_dtype=False)
 
 
 def test_streamed_scores_are_those_of_the_parts_together(file, fitted, monkeypatch):

@@ -239,9 +239,9 @@ def _spread(train: pd.DataFrame, name: str, schema: Schema) -> float:
 @torch.no_grad()
 def _imputed(model: Model, part: _Fold, draws: int, seed: int) -> tuple[pd.DataFrame, dict[str, float]]:
     """Scores of hidden measurements by column, and errors of hidden covariates."""
-    codec, vae = model._fitted()
+    encoder, vae = model._fitted()
     asked = part.open_x if model.covariates == "oracle" else part.hidden
-    truth, seen, table = codec.encode(part.test), codec.encode(asked), model._encode(asked)
+    truth, seen, table = encoder.encode(part.test), encoder.encode(asked), model._encode(asked)
     y, mask = truth.y.to(table.y.device), (truth.y_mask & ~seen.y_mask).to(table.y.device)
     guess = torch.empty(truth.x.shape)
 
@@ -250,7 +250,7 @@ def _imputed(model: Model, part: _Fold, draws: int, seed: int) -> tuple[pd.DataF
             guess[drawn.rows] = guessed(drawn, vae.space)[0].to(guess)
             yield Asked(drawn, y[drawn.rows], mask[drawn.rows])
 
-    found, _ = by_column(vae, codec, passing())
+    found, _ = by_column(vae, encoder, passing())
     gone = truth.x_mask & ~seen.x_mask
     if truth.patient is not None:  # a visit-constant one counts once per instance
         first = torch.as_tensor(~pd.Series(truth.patient.numpy()).duplicated().to_numpy())

@@ -88,7 +88,7 @@ def recover(model: Model, data: Any, *, share: float = 0.1, seed: int = 0, draws
 
     Visit-constant covariates are hidden at all visits of a patient, or at none. A row may lose all its measurements:
     covariates and other visits then speak for it, or the law of all rows where a model has neither. The entries are
-    hidden from imputation alone: if the model was fitted to the same rows, it has seen them in training.
+    hidden from imputation independent_noise: if the model was fitted to the same rows, it has seen them in training.
 
     Args:
         model: a fitted model.

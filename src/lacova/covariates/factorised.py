@@ -1,4 +1,4 @@
-"""A belief about the covariates of some rows: independent normals and categoricals, with its draws and its KL."""
+"""A distribution about the covariates of some rows: independent normals and categoricals, with its draws and its KL."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lacova.data.batches import Batch
 from lacova.data.covariate_space import CovariateSpace
-from lacova.data.distributions import Belief
+from lacova.data.distributions import FactorisedDistribution
 from lacova.nn.linalg import gaussian_kl
 
 
@@ -23,7 +23,7 @@ def free_entries(batch: Batch, space: CovariateSpace) -> Tensor:
     return gaps
 
 
-def kl(q: Belief, p: Belief, batch: Batch, space: CovariateSpace) -> Tensor:
+def kl(q: FactorisedDistribution, p: FactorisedDistribution, batch: Batch, space: CovariateSpace) -> Tensor:
     """KL[q(x_u) ‖ p(x_u)] summed over the batch's unknowns; analytic."""
     free = free_entries(batch, space)
     total = batch.x.new_zeros(())
@@ -41,7 +41,7 @@ def kl(q: Belief, p: Belief, batch: Batch, space: CovariateSpace) -> Tensor:
     return total
 
 
-def negative_entropy(q: Belief, batch: Batch, space: CovariateSpace) -> Tensor:
+def negative_entropy(q: FactorisedDistribution, batch: Batch, space: CovariateSpace) -> Tensor:
     """E_q[log q(x_u)] summed over the batch's unknowns; analytic."""
     free = free_entries(batch, space)
     total = batch.x.new_zeros(())
@@ -64,44 +64,46 @@ def share_static(values: Tensor, batch: Batch, space: CovariateSpace) -> Tensor:
     return torch.where(space.on(values.device).static, values[..., batch.owner, :], values)
 
 
-def draw(belief: Belief, batch: Batch, space: CovariateSpace, draws: int, generator: torch.Generator) -> Tensor:
+def draw(
+    distribution: FactorisedDistribution, batch: Batch, space: CovariateSpace, draws: int, generator: torch.Generator
+) -> Tensor:
     """Completed covariates (draws×N×Q): observed entries as they are, gaps drawn, shared within a patient if static."""
     n, columns = batch.x.shape
     noise = torch.randn(draws, n, columns, generator=generator, device=batch.x.device, dtype=batch.x.dtype)
-    x = belief.mean + belief.var.sqrt() * noise
+    x = distribution.mean + distribution.var.sqrt() * noise
     if space.categorical:
-        probs = belief.log_prob[:, space.categorical].exp()
+        probs = distribution.log_prob[:, space.categorical].exp()
         codes = torch.multinomial(probs.flatten(0, 1), draws, replacement=True, generator=generator)
         x[:, :, space.categorical] = codes.T.reshape(draws, n, -1).to(x.dtype)
     return torch.where(batch.x_mask, batch.x, share_static(x, batch, space))
 
 
-def best_guess(belief: Belief, batch: Batch, space: CovariateSpace) -> Tensor:
+def most_probable(distribution: FactorisedDistribution, batch: Batch, space: CovariateSpace) -> Tensor:
     """Completed covariates (N×Q): mean of a continuous gap, most probable level of a categorical one."""
-    x = belief.mean.clone()
+    x = distribution.mean.clone()
     if space.categorical:
-        x[:, space.categorical] = belief.log_prob[:, space.categorical].argmax(-1).to(x.dtype)
+        x[:, space.categorical] = distribution.log_prob[:, space.categorical].argmax(-1).to(x.dtype)
     return torch.where(batch.x_mask, batch.x, x)
 
 
-def level_chances(belief: Belief, batch: Batch) -> Tensor:
+def level_probabilities(distribution: FactorisedDistribution, batch: Batch) -> Tensor:
     """Probability of each level of each categorical entry (N×Q×levels); where observed, 1 for that level."""
-    levels = torch.arange(belief.log_prob.shape[-1], device=batch.x.device)
-    seen = (batch.x[..., None].round() == levels).to(belief.log_prob.dtype)
-    return torch.where(batch.x_mask[..., None], seen, belief.log_prob.exp())
+    levels = torch.arange(distribution.log_prob.shape[-1], device=batch.x.device)
+    seen = (batch.x[..., None].round() == levels).to(distribution.log_prob.dtype)
+    return torch.where(batch.x_mask[..., None], seen, distribution.log_prob.exp())
 
 
-def log_density(belief: Belief, x: Tensor, entries: Tensor, space: CovariateSpace) -> Tensor:
-    """log of the belief at completed covariates x (draws×N×Q), summed over each row's chosen `entries`: draws×N."""
+def log_density(distribution: FactorisedDistribution, x: Tensor, entries: Tensor, space: CovariateSpace) -> Tensor:
+    """log of the distribution at completed covariates x (draws×N×Q), summed over each row's chosen `entries`: draws×N."""
     total = x.new_zeros(x.shape[:2])
     if space.continuous:
         c = space.on(x.device).continuous
-        var = belief.var[:, c]
-        each = -0.5 * ((x[..., c] - belief.mean[:, c]) ** 2 / var + var.log() + math.log(2.0 * math.pi))
+        var = distribution.var[:, c]
+        each = -0.5 * ((x[..., c] - distribution.mean[:, c]) ** 2 / var + var.log() + math.log(2.0 * math.pi))
         total = total + torch.where(entries[:, c], each, 0.0).sum(-1)
     if space.categorical:
         c = space.on(x.device).categorical
-        log_prob = belief.log_prob[:, c].expand(len(x), -1, -1, -1)
+        log_prob = distribution.log_prob[:, c].expand(len(x), -1, -1, -1)
         each = log_prob.gather(-1, x[..., c].round().long()[..., None])[..., 0]
         total = total + torch.where(entries[:, c], each, 0.0).sum(-1)
     return total

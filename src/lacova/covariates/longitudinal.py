@@ -16,7 +16,7 @@ from torch import Tensor
 from lacova.covariates.mixture import Mixture
 from lacova.covariates.prior import CovariatePrior, FactorisedPrior, JointPrior
 from lacova.data.covariate_space import CovariateSpace
-from lacova.data.distributions import Belief, RowPrior
+from lacova.data.distributions import ConditionalPrior, FactorisedDistribution
 from lacova.data.encoder import Table
 
 RATES = torch.logspace(-4, 4, 161, dtype=torch.float64)  # per mean gap between visits
@@ -77,10 +77,10 @@ class LongitudinalPrior(CovariatePrior):
         self.across.update(completed)
 
     @torch.no_grad()
-    def prepare(self, table: Table) -> RowPrior:
+    def condition(self, table: Table) -> ConditionalPrior:
         space, device = self.space, table.x.device
-        marginal = self.marginal.prepare(table).belief.to(torch.float64)
-        across = _pool_static(self.across.prepare(table).belief.to(torch.float64), table, space)
+        marginal = self.marginal.condition(table).distribution.to(torch.float64)
+        across = _pool_static(self.across.condition(table).distribution.to(torch.float64), table, space)
         mean, var, log_prob = (t.clone() for t in (across.mean, across.var, across.log_prob))
         clock = _clock(table, self.time)
         for q in range(len(space.names)):
@@ -101,8 +101,8 @@ class LongitudinalPrior(CovariatePrior):
                 precision = 1.0 / across.var[:, q] + 1.0 / along_var - 1.0 / scale  # positive: along_var ≤ scale
                 shift = (across.mean[:, q] - centre) / across.var[:, q] + along_mean / along_var
                 mean[:, q], var[:, q] = centre + shift / precision, 1.0 / precision
-        belief = Belief(mean, var, log_prob).to(table.x.dtype).to(device)
-        return RowPrior(belief, table.x.new_zeros(len(table)))
+        distribution = FactorisedDistribution(mean, var, log_prob).to(table.x.dtype).to(device)
+        return ConditionalPrior(distribution, table.x.new_zeros(len(table)))
 
 
 def _clock(table: Table, time: int | None) -> Tensor:
@@ -234,17 +234,19 @@ def _fit_generator(even: Tensor, table: Table, clock: Tensor, q: int) -> Tensor:
     return found if torch.isfinite(found).all() else even
 
 
-def _pool_static(belief: Belief, table: Table, space: CovariateSpace) -> Belief:
+def _pool_static(distribution: FactorisedDistribution, table: Table, space: CovariateSpace) -> FactorisedDistribution:
     """One law per patient in the visit-constant columns: the average over its visits, of log probabilities too."""
     if not any(space.static) or table.patient is None:
-        return belief
-    patient = table.patient.to(belief.mean.device)
-    visits = torch.bincount(patient).to(belief.mean.dtype)
+        return distribution
+    patient = table.patient.to(distribution.mean.device)
+    visits = torch.bincount(patient).to(distribution.mean.dtype)
 
     def average(values: Tensor) -> Tensor:
         total = values.new_zeros(len(visits), *values.shape[1:]).index_add(0, patient, values)
         return (total / visits.view(-1, *(1 for _ in values.shape[1:])))[patient]
 
     static = torch.tensor(space.static, device=patient.device)
-    pooled = Belief(average(belief.mean), average(belief.var), average(belief.log_prob).log_softmax(-1))
-    return pooled.where(static.expand_as(belief.mean), belief)
+    pooled = FactorisedDistribution(
+        average(distribution.mean), average(distribution.var), average(distribution.log_prob).log_softmax(-1)
+    )
+    return pooled.where(static.expand_as(distribution.mean), distribution)

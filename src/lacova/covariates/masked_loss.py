@@ -15,7 +15,7 @@ from torch import Tensor
 from lacova.covariates import factorised
 from lacova.data.batches import Batch
 from lacova.data.covariate_space import CovariateSpace
-from lacova.data.distributions import Belief
+from lacova.data.distributions import FactorisedDistribution
 from lacova.data.encoder import Table
 
 # Share of a column's observed entries that are hidden at a time: as many as are missing, within these limits.
@@ -37,7 +37,7 @@ def hide(table: Table, space: CovariateSpace, share: Tensor, generator: torch.Ge
     lot = torch.rand(table.x.shape, generator=generator)
     if table.patient is not None:
         lot = torch.where(torch.tensor(space.static), lot[table.patient], lot)  # row p speaks for patient p
-    return replace(table, x_mask=table.x_mask & (lot >= share), given=None)
+    return replace(table, x_mask=table.x_mask & (lot >= share), conditional_prior=None)
 
 
 def hidden_share(table: Table) -> Tensor:
@@ -45,7 +45,7 @@ def hidden_share(table: Table) -> Tensor:
     return (~table.x_mask).float().mean(0).clamp(LEAST, MOST)
 
 
-def recall(q: Belief, batch: Batch, hidden: Batch, space: CovariateSpace) -> Tensor:
+def masked_log_prob(q: FactorisedDistribution, batch: Batch, hidden: Batch, space: CovariateSpace) -> Tensor:
     """Σ log q over the entries that `batch` shows and `hidden` does not; a visit-constant one counts once."""
     asked = factorised.free_entries(hidden, space) & batch.x_mask
     return factorised.log_density(q, batch.x[None], asked, space).sum()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lacova.data.covariate_space import CovariateSpace
-from lacova.data.distributions import Belief
+from lacova.data.distributions import FactorisedDistribution
 from lacova.nn.linalg import inverse_lower, log_det, solve_lower
 
 # Rows × components × K² numbers that are held at a time.
@@ -133,7 +133,7 @@ class Mixture(nn.Module):
         """Rows that `condition` can take at a time within CHUNK numbers."""
         return max(1, CHUNK // (len(self) * max(1, len(self.space.continuous)) ** 2))
 
-    def belief(self, given: Conditional) -> Belief:
+    def distribution(self, given: Conditional) -> FactorisedDistribution:
         """Marginal law of each single missing entry: mean and variance over components, mixed level probabilities."""
         space, weight = self.space, given.log_weight.exp()
         n, q = len(weight), len(space.names)
@@ -146,7 +146,7 @@ class Mixture(nn.Module):
         log_prob = weight.new_zeros(n, q, space.max_levels)
         if space.categorical:
             log_prob[:, space.categorical] = (given.log_weight[:, :, None, None] + self.log_level).logsumexp(1)
-        return Belief(mean, var, log_prob)
+        return FactorisedDistribution(mean, var, log_prob)
 
     def draw(self, given: Conditional, x: Tensor, mask: Tensor, draws: int, generator: torch.Generator) -> Tensor:
         """Completed rows (draws×N×Q) from p(x_u | x_o)."""

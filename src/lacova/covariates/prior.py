@@ -15,10 +15,10 @@ from lacova.covariates.mixture import Mixture
 from lacova.covariates.scenarios import Scenarios
 from lacova.data.batches import Batch
 from lacova.data.covariate_space import CovariateSpace
-from lacova.data.distributions import Belief, RowPrior
-from lacova.data.encoder import Codec, Table
+from lacova.data.distributions import ConditionalPrior, FactorisedDistribution
+from lacova.data.encoder import Table, TableEncoder
 
-# A constant column has no spread; its belief still needs some.
+# A constant column has no spread; its distribution still needs some.
 MIN_VARIANCE = 1e-6
 
 
@@ -28,33 +28,35 @@ class CovariatePrior(nn.Module, ABC):
     space: CovariateSpace
 
     @abstractmethod
-    def prepare(self, table: Table) -> RowPrior:
+    def condition(self, table: Table) -> ConditionalPrior:
         """p(x_u | x_o) of every row."""
 
     @abstractmethod
     def update(self, completed: Table) -> None:
         """Move λ towards making the completed covariates of the training rows more likely."""
 
-    def kl(self, q: Belief, scenarios: Scenarios, batch: Batch) -> Tensor:
+    def kl(self, q: FactorisedDistribution, scenarios: Scenarios, batch: Batch) -> Tensor:
         """KL[q(x_u) ‖ p(x_u | x_o)] over the batch's unknowns: analytic, the prior being factorised given x_o."""
-        return factorised.kl(q, given(batch).belief, batch, self.space)
+        return factorised.kl(q, conditional_prior(batch).distribution, batch, self.space)
 
     def draw(self, batch: Batch, draws: int, generator: torch.Generator) -> Tensor:
         """Completed covariates (draws×N×Q) from p(x_u | x_o)."""
-        return factorised.draw(given(batch).belief, batch, self.space, draws, generator)
+        return factorised.draw(conditional_prior(batch).distribution, batch, self.space, draws, generator)
 
     def log_density(self, x: Tensor, batch: Batch, entries: Tensor | None = None) -> Tensor:
         """log p(x_u | x_o) of completed rows (draws×N×Q), over all gaps of a row or those in `entries`: draws×N."""
-        return factorised.log_density(given(batch).belief, x, ~batch.x_mask if entries is None else entries, self.space)
-
-
-def given(batch: Batch) -> RowPrior:
-    """The prepared prior of a batch."""
-    if batch.given is None:
-        raise ValueError(
-            "this table has not been prepared: call CovariatePrior.prepare and keep its result in Table.given."
+        return factorised.log_density(
+            conditional_prior(batch).distribution, x, ~batch.x_mask if entries is None else entries, self.space
         )
-    return batch.given
+
+
+def conditional_prior(batch: Batch) -> ConditionalPrior:
+    """The prepared prior of a batch."""
+    if batch.conditional_prior is None:
+        raise ValueError(
+            "this table has not been prepared: call CovariatePrior.prepare and keep its result in Table.conditional_prior."
+        )
+    return batch.conditional_prior
 
 
 class FactorisedPrior(CovariatePrior):
@@ -100,29 +102,31 @@ class FactorisedPrior(CovariatePrior):
     def update(self, completed: Table) -> None:
         self.load_state_dict(FactorisedPrior.learn(self.space, completed).state_dict())
 
-    def override(self, codec: Codec, knowledge: Mapping[str, object]) -> None:
+    def override(self, encoder: TableEncoder, knowledge: Mapping[str, object]) -> None:
         """Replace columns by domain knowledge.
 
         `{"height": (170, 10)}` gives mean and sd in the column's own units; `{"sex": {"f": 0.5, "m": 0.5}}`
         gives a probability for each level.
         """
         for name, value in knowledge.items():
-            if name not in codec.space.names:
+            if name not in encoder.space.names:
                 raise ValueError(
-                    f"covariate_prior names {name!r}, which is not a covariate ({', '.join(codec.space.names)})."
+                    f"covariate_prior names {name!r}, which is not a covariate ({', '.join(encoder.space.names)})."
                 )
-            q = codec.space.names.index(name)
-            if name in codec.levels:
-                self.log_prob[q, : codec.space.levels[q]] = _level_log_prob(name, codec.levels[name], value)
+            q = encoder.space.names.index(name)
+            if name in encoder.levels:
+                self.log_prob[q, : encoder.space.levels[q]] = _level_log_prob(name, encoder.levels[name], value)
             else:
                 mean, sd = _mean_and_sd(name, value)
-                self.mean[q] = (mean - codec.x_shift[q]) / codec.x_scale[q]
-                self.var[q] = (sd / codec.x_scale[q]) ** 2
+                self.mean[q] = (mean - encoder.x_shift[q]) / encoder.x_scale[q]
+                self.var[q] = (sd / encoder.x_scale[q]) ** 2
 
-    def prepare(self, table: Table) -> RowPrior:
+    def condition(self, table: Table) -> ConditionalPrior:
         n = len(table)
-        belief = Belief(self.mean.repeat(n, 1), self.var.repeat(n, 1), self.log_prob.repeat(n, 1, 1))
-        return RowPrior(belief.to(table.x.device), table.x.new_zeros(n))
+        distribution = FactorisedDistribution(
+            self.mean.repeat(n, 1), self.var.repeat(n, 1), self.log_prob.repeat(n, 1, 1)
+        )
+        return ConditionalPrior(distribution.to(table.x.device), table.x.new_zeros(n))
 
 
 class JointPrior(CovariatePrior):
@@ -144,20 +148,26 @@ class JointPrior(CovariatePrior):
         self.mixture.load_state_dict(run_em(self.mixture, x, mask, prior, iterations=2).mixture.state_dict())
 
     @torch.no_grad()
-    def prepare(self, table: Table) -> RowPrior:
+    def condition(self, table: Table) -> ConditionalPrior:
         x, mask = table.x.to(self.mixture.mean), table.x_mask.to(self.mixture.mean.device)
         parts = [self.mixture.condition(x[r], mask[r]) for r in torch.arange(len(x)).split(self.mixture.chunk())]
-        each = [self.mixture.belief(part) for part in parts]
-        belief = Belief(*(torch.cat([getattr(b, name) for b in each]) for name in ("mean", "var", "log_prob")))
-        prepared = RowPrior(belief, torch.cat([part.log_marginal for part in parts]))
+        each = [self.mixture.distribution(part) for part in parts]
+        distribution = FactorisedDistribution(
+            *(torch.cat([getattr(b, name) for b in each]) for name in ("mean", "var", "log_prob"))
+        )
+        prepared = ConditionalPrior(distribution, torch.cat([part.log_marginal for part in parts]))
         return prepared.to(table.x.dtype).to(table.x.device)
 
-    def kl(self, q: Belief, scenarios: Scenarios, batch: Batch) -> Tensor:
+    def kl(self, q: FactorisedDistribution, scenarios: Scenarios, batch: Batch) -> Tensor:
         """E_q[log q(x_u)] − E_q[log p(x_u, x_o)] + log p(x_o): the first analytic, the second over the scenarios."""
         gaps = (~batch.x_mask.all(1)).to(batch.x.dtype)
         density = self.mixture.log_density(scenarios.x.to(self.mixture.mean.dtype)).to(batch.x.dtype)
         cross = (density * scenarios.row_weight * gaps[scenarios.row]).sum()
-        return factorised.negative_entropy(q, batch, self.space) - cross + (given(batch).log_marginal * gaps).sum()
+        return (
+            factorised.negative_entropy(q, batch, self.space)
+            - cross
+            + (conditional_prior(batch).log_marginal * gaps).sum()
+        )
 
     def draw(self, batch: Batch, draws: int, generator: torch.Generator) -> Tensor:
         x = batch.x.to(self.mixture.mean.dtype)
@@ -167,7 +177,7 @@ class JointPrior(CovariatePrior):
     def log_density(self, x: Tensor, batch: Batch, entries: Tensor | None = None) -> Tensor:
         """Of all gaps of a row at once: rows by themselves have no entries in common."""
         density = self.mixture.log_density(x.to(self.mixture.mean.dtype)).to(x.dtype)
-        return torch.where(batch.x_mask.all(1), 0.0, density - given(batch).log_marginal)
+        return torch.where(batch.x_mask.all(1), 0.0, density - conditional_prior(batch).log_marginal)
 
 
 def _mean_and_sd(name: str, value: object) -> tuple[float, float]:

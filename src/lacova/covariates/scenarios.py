@@ -2,7 +2,7 @@
 
 An expectation is a weighted sum over *scenarios*. A scenario completes one unit: a row, where the terms of
 the objective are sums over rows, or a whole patient, where they couple the patient's rows. Which scenarios there are
-depends on masks alone: that is a `Plan`, made of whole numbers on the host. What they hold depends on the belief and on
+depends on masks independent_noise: that is a `Plan`, made of whole numbers on the host. What they hold depends on the distribution and on
 noise: `Plan.scenarios` fills them in, on the device, with the same few operations whatever the batch.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from lacova.covariates.factorised import share_static
 from lacova.data.batches import Batch, Blocks, blocks
 from lacova.data.covariate_space import CovariateSpace
-from lacova.data.distributions import Belief
+from lacova.data.distributions import FactorisedDistribution
 
 # Largest joint table of missing categories that is summed exactly, unless the caller says otherwise. A patient's is
 # smaller, because every state of a patient repeats all of its rows.
@@ -69,7 +69,7 @@ class Scenarios:
 
 
 @dataclass(frozen=True)
-class Noise:
+class StandardDraws:
     """All that is random in one step: standard normals for x (S×N×Q) and z (S×N×L), uniforms for levels (S'×N×Q).
 
     Also standard normals for y (S×N×D), where a model looks at what gaps in y may hide, and the measurements (N×D) that
@@ -86,7 +86,7 @@ class Noise:
     def draw(
         cls, like: Tensor, samples: int, latent_dim: int, space: CovariateSpace, generator: torch.Generator,
         measurements: int = 0,
-    ) -> Noise:  # fmt: skip
+    ) -> StandardDraws:  # fmt: skip
         """For rows like x (N×Q). Two uniforms at least: a drawn level is judged by the other draws."""
         where: dict[str, Any] = {"generator": generator, "device": like.device, "dtype": like.dtype}
         n, columns = like.shape
@@ -96,11 +96,11 @@ class Noise:
         z = torch.randn(samples, n, latent_dim, **where)
         return cls(x, z, level, torch.randn(samples, n, measurements, **where) if measurements else None)
 
-    def rows(self, rows: slice) -> Noise:
+    def rows(self, rows: slice) -> StandardDraws:
         """That of some of the rows."""
         y = None if self.y is None else self.y[:, rows]
         hidden = None if self.hidden is None else self.hidden[rows]
-        return Noise(self.x[:, rows], self.z[:, rows], self.level[:, rows], y, hidden)
+        return StandardDraws(self.x[:, rows], self.z[:, rows], self.level[:, rows], y, hidden)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Plan:
 
     Attributes:
         row, scenario, sample, first: as in `Scenarios`, and the first line of each line's scenario (E,).
-        unit, draw, chance: of each scenario (V,): its unit, which draw of levels it holds, one over the draws.
+        unit, draw, probability: of each scenario (V,): its unit, which draw of levels it holds, one over the draws.
         line, entry_row, entry_column, place, code, listed: of each pair (T,): the completed row it writes to, the entry
             of the batch it is about, its scenario, the level that enumeration gives it, and whether it is enumerated.
         lots: entries (N×Q) whose level is drawn, in the row that stands for them.
@@ -126,7 +126,7 @@ class Plan:
     first: Tensor
     unit: Tensor
     draw: Tensor
-    chance: Tensor
+    probability: Tensor
     line: Tensor
     entry_row: Tensor
     entry_column: Tensor
@@ -149,21 +149,23 @@ class Plan:
         pad = None if self.pad is None else Blocks(*(part.to(device, non_blocking=True) for part in self.pad))
         return replace(self, pad=pad, **moved)
 
-    def scenarios(self, belief: Belief, batch: Batch, space: CovariateSpace, noise: Noise) -> Scenarios:
-        """The scenarios under `belief`."""
+    def scenarios(
+        self, distribution: FactorisedDistribution, batch: Batch, space: CovariateSpace, noise: StandardDraws
+    ) -> Scenarios:
+        """The scenarios under `distribution`."""
         spread = share_static(noise.x, batch, space)
-        drawn = belief.mean[self.row] + belief.var.sqrt()[self.row] * spread[self.sample, self.row]
+        drawn = distribution.mean[self.row] + distribution.var.sqrt()[self.row] * spread[self.sample, self.row]
         x = torch.where(batch.x_mask[self.row], batch.x[self.row], drawn)
-        weight = self.chance.to(x.dtype)
+        weight = self.probability.to(x.dtype)
         if len(self.line):
-            code, log_prob = self.code, belief.log_prob[self.entry_row, self.entry_column]
+            code, log_prob = self.code, distribution.log_prob[self.entry_row, self.entry_column]
             if self.draws_levels:
-                lot = draw_levels(belief, space, noise.level)
+                lot = draw_levels(distribution, space, noise.level)
                 code = torch.where(self.listed, code, lot[self.draw[self.place], self.entry_row, self.entry_column])
             log_weight = torch.where(self.listed, log_prob.gather(1, code[:, None])[:, 0], 0.0)
             weight = weight * log_weight.new_zeros(len(weight)).index_add(0, self.place, log_weight).exp()
             if self.draws_levels:
-                each = belief.log_prob.expand(len(lot), -1, -1, -1).gather(-1, lot[..., None])[..., 0]
+                each = distribution.log_prob.expand(len(lot), -1, -1, -1).gather(-1, lot[..., None])[..., 0]
                 each = torch.where(self.lots, each, 0.0).sum(-1)  # S'×N
                 total = each.new_zeros(len(each), self.units).index_add(1, self.row_unit, each)
                 weight = weight * _score_factor(total)[self.draw, self.unit]
@@ -174,17 +176,17 @@ class Plan:
 
 
 def complete(
-    belief: Belief, batch: Batch, space: CovariateSpace, *, couple: bool, samples: int,
+    distribution: FactorisedDistribution, batch: Batch, space: CovariateSpace, *, couple: bool, samples: int,
     generator: torch.Generator, cap: int | None = None, every_unit: bool = False,
     columns: Sequence[int] | None = None,
 ) -> Scenarios:  # fmt: skip
-    """Scenarios of a batch under `belief`: `plan` and `Plan.scenarios` in one."""
+    """Scenarios of a batch under `distribution`: `plan` and `Plan.scenarios` in one."""
     how = plan(
         batch.x_mask.cpu(), batch.patient.cpu(), space, couple=couple, samples=samples, cap=cap,
         every_unit=every_unit, columns=columns,
     )  # fmt: skip
-    noise = Noise.draw(batch.x, samples, 0, space, generator)
-    return how.to(batch.x.device).scenarios(belief, batch, space, noise)
+    noise = StandardDraws.draw(batch.x, samples, 0, space, generator)
+    return how.to(batch.x.device).scenarios(distribution, batch, space, noise)
 
 
 def plan(
@@ -243,7 +245,7 @@ def plan(
     lots[found.row[~found.listed], found.column[~found.listed]] = True
     return Plan(
         row=row, scenario=scenario, sample=(draw % samples)[scenario], first=first_line[scenario],
-        unit=scenario_unit, draw=draw, chance=1.0 / draws[scenario_unit].double(),
+        unit=scenario_unit, draw=draw, probability=1.0 / draws[scenario_unit].double(),
         line=first_line[place] + found.row[which] - first_row[found.unit[which]],
         entry_row=found.row[which], entry_column=found.column[which], place=place, code=code, listed=listed,
         lots=lots, row_unit=unit, pad=blocks(scenario) if couple else None,
@@ -257,7 +259,7 @@ def identity_plan(number: Tensor, real: Tensor, columns: int, open_rows: Tensor,
     none = number[:0]
     return Plan(
         row=number, scenario=number, sample=torch.zeros_like(number), first=number, unit=number,
-        draw=torch.zeros_like(number), chance=real, line=none, entry_row=none, entry_column=none, place=none, code=none,
+        draw=torch.zeros_like(number), probability=real, line=none, entry_row=none, entry_column=none, place=none, code=none,
         listed=none.bool(), lots=torch.zeros(len(number), columns, dtype=torch.bool, device=number.device),
         row_unit=number, pad=None, open=open_rows, open_real=open_real, units=len(number), draws_levels=False,
     )  # fmt: skip
@@ -302,9 +304,9 @@ def _missing_levels(
     return _Missing(owner, row, column, levels, listed, stride, states.exp().round().long())
 
 
-def draw_levels(belief: Belief, space: CovariateSpace, uniform: Tensor) -> Tensor:
+def draw_levels(distribution: FactorisedDistribution, space: CovariateSpace, uniform: Tensor) -> Tensor:
     """Levels (S'×N×Q) by inverting the distribution function at uniform numbers of the same shape."""
-    cumulative = belief.log_prob.detach().exp().cumsum(-1)
+    cumulative = distribution.log_prob.detach().exp().cumsum(-1)
     reached = cumulative <= (uniform[..., None] * cumulative[..., -1:])
     return reached.sum(-1).clamp(max=space.max_levels - 1)
 

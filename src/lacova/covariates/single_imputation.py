@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lacova.covariates.prior import FactorisedPrior
 from lacova.data.covariate_space import CovariateSpace
-from lacova.data.encoder import Codec, Table
+from lacova.data.encoder import Table, TableEncoder
 from lacova.data.errors import DataError
 from lacova.data.scaling import Floats
 
@@ -29,13 +29,15 @@ class Fill:
 
     Args:
         kind: the rule.
-        codec: of the training rows.
+        encoder: of the training rows.
         marginal: overall law of each column.
         features: what "knn" and "iterative" are fitted to: numbers and one-hot levels, NaN at gaps.
     """
 
-    def __init__(self, kind: str, codec: Codec, marginal: FactorisedPrior, features: Floats | None = None) -> None:
-        self.kind, self.codec, self.marginal, self.features = kind, codec, marginal, features
+    def __init__(
+        self, kind: str, encoder: TableEncoder, marginal: FactorisedPrior, features: Floats | None = None
+    ) -> None:
+        self.kind, self.encoder, self.marginal, self.features = kind, encoder, marginal, features
         self._imputer: Any = None
         if features is not None:
             from sklearn.exceptions import ConvergenceWarning
@@ -47,10 +49,10 @@ class Fill:
                 self._imputer.fit(features)
 
     @classmethod
-    def learn(cls, kind: str, codec: Codec, table: Table) -> Fill:
+    def learn(cls, kind: str, encoder: TableEncoder, table: Table) -> Fill:
         """From the training rows."""
-        features = _spread(codec.space, table, _skip(kind)) if kind in FITTED else None
-        return cls(kind, codec, FactorisedPrior.learn(codec.space, table), features)
+        features = _spread(encoder.space, table, _skip(kind)) if kind in FITTED else None
+        return cls(kind, encoder, FactorisedPrior.learn(encoder.space, table), features)
 
     def __call__(self, table: Table) -> Table:
         """The table with complete covariates."""
@@ -58,19 +60,19 @@ class Fill:
             return table
         if self.kind == "oracle":
             gaps = (~table.x_mask).sum(0).tolist()
-            named = ", ".join(f"{n} in {c!r}" for c, n in zip(self.codec.space.names, gaps, strict=True) if n)
+            named = ", ".join(f"{n} in {c!r}" for c, n in zip(self.encoder.space.names, gaps, strict=True) if n)
             raise DataError(f'covariates="oracle" needs complete covariates, but there are gaps: {named}.')
         x = torch.where(table.x_mask, table.x, self._values(table).to(table.x.dtype))
         return replace(table, x=x, x_mask=torch.ones_like(table.x_mask))
 
     def _values(self, table: Table) -> Tensor:
-        space = self.codec.space
+        space = self.encoder.space
         if self.kind == "mean":
             x = self.marginal.mean.clone()
             x[space.categorical] = self.marginal.log_prob[space.categorical].argmax(-1).to(x.dtype)
             return x
         if self.kind == "zero":
-            x = torch.as_tensor(-self.codec.x_shift / self.codec.x_scale)
+            x = torch.as_tensor(-self.encoder.x_shift / self.encoder.x_scale)
             x[space.categorical] = 0.0
             return x
         skip = _skip(self.kind)

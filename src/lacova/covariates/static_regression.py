@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lacova.covariates.prior import CovariatePrior
 from lacova.data.batches import Batch, Batches
 from lacova.data.covariate_space import CovariateSpace
-from lacova.data.distributions import Belief
+from lacova.data.distributions import FactorisedDistribution
 from lacova.data.encoder import Table
 from lacova.data.measurement_space import MeasurementSpace
 from lacova.data.scaling import Floats
@@ -38,7 +38,7 @@ TINY = 1e-6
 LEAST = -30.0  # of a log probability
 
 
-class Reading(nn.Module):
+class StaticRegression(nn.Module):
     """q(x | y_o, x_o) ∝ p(x | x_o) · exp(x·(aᵀh + ωb) − ½ωJx²) of a number, p(x | x_o) · exp(a_xᵀh + ωb_x) of a level.
 
     h has Σ_i y_i/(n + ½) of each measurement (of each level, where there are levels) over the n visits at which the
@@ -102,23 +102,23 @@ class Reading(nn.Module):
                 continue
             first = shown.first[known]
             hidden = replace(some, x_mask=some.x_mask.index_fill(1, torch.tensor(q), False))
-            told = prior.prepare(hidden).belief.take(first)
+            told = prior.condition(hidden).distribution.take(first)
             counts = np.r_[np.ones(len(self.of_y)), np.where(self.of_x.numpy() == q, 0.0, BESIDE)]
             h, turn = _directions(apart[known.numpy()] * counts)
             x = shown.x[first, q]
             if q in self.numbers:
-                a, b, precision = read_number(h, *(v.double().numpy() for v in (x, told.mean[:, q], told.var[:, q])))
+                a, b, precision = regress_number(h, *(v.double().numpy() for v in (x, told.mean[:, q], told.var[:, q])))
                 self.precision[own] = precision
             else:
                 log_prob = told.log_prob[:, q, : self.space.levels[q]]
-                a, b = read_category(h, x.long().numpy(), log_prob.double().numpy())
+                a, b = regress_category(h, x.long().numpy(), log_prob.double().numpy())
             self.weight[:, own] = torch.as_tensor(counts[:, None] * (turn @ a), dtype=self.weight.dtype)
             self.bias[own] = torch.as_tensor(b, dtype=self.bias.dtype)
             looked = share.mean(0) @ self.weight[:, own].square()
             self.looked[own] = torch.where(looked > 0.0, looked, 1.0)
 
-    def forward(self, prior: Belief, batch: Batch) -> Belief:
-        """The belief about static columns; the prior's in the others."""
+    def forward(self, prior: FactorisedDistribution, batch: Batch) -> FactorisedDistribution:
+        """The distribution about static columns; the prior's in the others."""
         h, share = self._averages(batch)
         seen = share @ self.weight.square() / self.looked  # ω
         said = (h @ self.weight + seen * self.bias)[batch.patient]
@@ -133,7 +133,7 @@ class Reading(nn.Module):
             width = self.space.levels[q]
             log_prob[:, q, :width] = torch.log_softmax(prior.log_prob[:, q, :width] + said[:, at : at + width], dim=-1)
             at += width
-        return Belief(mean, var, log_prob)
+        return FactorisedDistribution(mean, var, log_prob)
 
     def _averages(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """h of each patient (P̂×F), and n/(n + ½)."""
@@ -152,7 +152,7 @@ class Reading(nn.Module):
         return torch.cat([values, x], 1), torch.cat([seen[:, self.of_y], beside.to(x.dtype)], 1)
 
 
-def read_number(h: Floats, x: Floats, mean: Floats, var: Floats) -> tuple[Floats, Floats, float]:
+def regress_number(h: Floats, x: Floats, mean: Floats, var: Floats) -> tuple[Floats, Floats, float]:
     """a (R×1), b (1,) and J of x ~ N(v·(mean/var + aᵀh + b), v), v = 1/(1/var + J).
 
     Of the grids, the J and the shrinkage of a with the highest density of each x under what the others say; all are 0
@@ -182,7 +182,7 @@ def read_number(h: Floats, x: Floats, mean: Floats, var: Floats) -> tuple[Floats
     return found
 
 
-def read_category(h: Floats, x: npt.NDArray[np.int64], log_prior: Floats) -> tuple[Floats, Floats]:
+def regress_category(h: Floats, x: npt.NDArray[np.int64], log_prior: Floats) -> tuple[Floats, Floats]:
     """a (R×K) and b (K,) of log p(k) = log_prior_k + a_kᵀh + b_k, with the shrinkage of the best cross-validation."""
     h, log_prior = np.c_[h, np.ones(len(h))], log_prior.clip(LEAST)
     everyone, fold = np.arange(len(h)), np.arange(len(h)) % FOLDS

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lacova.data.distributions import RowPrior
+from lacova.data.distributions import ConditionalPrior
 from lacova.data.encoder import Table
 
 
@@ -30,7 +30,7 @@ class Batch:
     x_mask: Tensor
     patient: Tensor
     scale: float | Tensor = 1.0
-    given: RowPrior | None = None
+    conditional_prior: ConditionalPrior | None = None
     count: int | None = None  # of patients, where it is known without looking
     real: Tensor | None = None
     longest: int | None = None  # rows of a patient, at most, where it is known without looking
@@ -70,7 +70,7 @@ class Batch:
     def take(self, rows: Tensor) -> Batch:
         """The rows chosen by a mask (N̂,), their patients numbered anew."""
         patient = torch.unique_consecutive(self.patient[rows], return_inverse=True)[1]
-        given = None if self.given is None else self.given.take(rows)
+        given = None if self.conditional_prior is None else self.conditional_prior.take(rows)
         return Batch(self.y[rows], self.y_mask[rows], self.x[rows], self.x_mask[rows], patient, self.scale, given)
 
 
@@ -136,7 +136,7 @@ class Batches:
         rows, unit = self.rows(units)
         t, device = self.table, self.table.y.device
         rows, unit = rows.to(device), unit.to(device)
-        given = None if t.given is None else t.given.take(rows)
+        given = None if t.conditional_prior is None else t.conditional_prior.take(rows)
         return Batch(
             t.y[rows], t.y_mask[rows], t.x[rows], t.x_mask[rows], unit, self.units / len(units), given, len(units),
             longest=None if t.patient is None else int(self._counts[units].max()),

@@ -109,7 +109,7 @@ class Levels:
             return tuple(sorted(self.seen, key=str))
 
 
-class Tally:
+class ColumnStatistics:
     """What training rows teach of each column, gathered part by part: moments of numbers, levels of categories."""
 
     def __init__(self, schema: Schema) -> None:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from lacova.data.columns import (
+    ColumnStatistics,
     Scaling,
-    Tally,
     check_scaling,
     keep,
     measured,
@@ -24,7 +24,7 @@ from lacova.data.columns import (
     spread_static,
 )  # fmt: skip
 from lacova.data.covariate_space import CovariateSpace
-from lacova.data.distributions import RowPrior
+from lacova.data.distributions import ConditionalPrior
 from lacova.data.errors import DataError
 from lacova.data.measurement_space import COUNTS, NO_LIMITS, MeasurementSpace
 from lacova.data.scaling import Floats, Scales
@@ -40,7 +40,7 @@ class Table:
         x: covariates (N×Q), continuous ones standardised, categorical ones as level codes, with mask `x_mask`.
         patient: code of each row's instance (N,), numbered by first appearance; None without instance column.
         labels: the instance labels behind those codes.
-        given: what the covariate prior says of each row's gaps, once a model has prepared the table.
+        conditional_prior: what the covariate prior says of each row's gaps, once a model has prepared the table.
     """
 
     y: Tensor
@@ -49,7 +49,7 @@ class Table:
     x_mask: Tensor
     patient: Tensor | None
     labels: tuple[Any, ...]
-    given: RowPrior | None = None
+    conditional_prior: ConditionalPrior | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -57,10 +57,14 @@ class Table:
     def to(self, device: torch.device) -> Table:
         """The same table with its data on `device`; instance codes stay on the host, which orders the batches."""
         moved = {k: getattr(self, k).to(device) for k in ("y", "y_mask", "x", "x_mask")}
-        return replace(self, given=None if self.given is None else self.given.to(device), **moved)
+        return replace(
+            self,
+            conditional_prior=None if self.conditional_prior is None else self.conditional_prior.to(device),
+            **moved,
+        )
 
 
-class Codec:
+class TableEncoder:
     """What was learnt from the training rows, once: location and scale of each column, levels of each category."""
 
     def __init__(
@@ -95,17 +99,24 @@ class Codec:
         )  # fmt: skip
 
     @classmethod
-    def learn(cls, schema: Schema, frame: pd.DataFrame, scaling: Scaling = "standard") -> Codec:
+    def learn(cls, schema: Schema, frame: pd.DataFrame, scaling: Scaling = "standard") -> TableEncoder:
         """Learn scales and levels from the observed entries of the training rows."""
-        tally = Tally(schema)
-        tally.add(frame)
-        return cls.of(tally, scaling, frame)
+        statistics = ColumnStatistics(schema)
+        statistics.add(frame)
+        return cls.from_statistics(statistics, scaling, frame)
 
     @classmethod
-    def of(cls, tally: Tally, scaling: Scaling = "standard", sample: pd.DataFrame | None = None) -> Codec:
+    def from_statistics(
+        cls, statistics: ColumnStatistics, scaling: Scaling = "standard", sample: pd.DataFrame | None = None
+    ) -> TableEncoder:
         """The same from what was gathered of them, all at once or in parts, and from a sample for normal scores."""
         check_scaling(scaling)
-        return cls(tally.schema, tally.measurement_scales(scaling, sample), *tally.covariate_scales(), tally.levels())
+        return cls(
+            statistics.schema,
+            statistics.measurement_scales(scaling, sample),
+            *statistics.covariate_scales(),
+            statistics.levels(),
+        )
 
     def encode(self, frame: pd.DataFrame, *, measurements: bool = True, dtype: torch.dtype = torch.float32) -> Table:
         """Tensors of a table with the training scales; without `measurements`, all of Y counts as missing."""

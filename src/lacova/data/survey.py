@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from lacova.data.columns import Tally, numbers, patients, spread_static
+from lacova.data.columns import ColumnStatistics, numbers, patients, spread_static
 from lacova.data.errors import DataError
 from lacova.data.io.dataframes import to_pandas
 from lacova.data.io.parquet import Layout, Part, Source, Surveyor, joined
@@ -28,25 +28,25 @@ class Survey:
 
     Attributes:
         layout: where units lie.
-        tally: scales and levels, of all rows.
+        statistics: scales and levels, of all rows.
         sample: about SAMPLE_ROWS rows of whole patients, in order; all rows where there are no more.
     """
 
     layout: Layout
-    tally: Tally
+    statistics: ColumnStatistics
     sample: pd.DataFrame
 
 
 def survey(source: Source, schema: Schema, seed: int) -> Survey:
     """Read everything once, check it against the schema, and keep what the model starts from."""
-    surveyor, tally = Surveyor(source), Tally(schema)
+    surveyor, statistics = Surveyor(source), ColumnStatistics(schema)
     sample = Sample(schema, SAMPLE_ROWS, seed)
     for part in source.walk(schema.columns, CHUNK_ROWS, surveyor):
         frame, _ = to_pandas(part.table)
-        tally.add(frame)
+        statistics.add(frame)
         _check_static(frame, schema)
         sample.add(part, frame)
-    return Survey(surveyor.finish(), tally, sample.frame())
+    return Survey(surveyor.finish(), statistics, sample.frame())
 
 
 def lay_out(source: Source, columns: Sequence[str], check: Callable[[pa.Table], object]) -> Layout:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lacova.data.batches import Batch
-from lacova.data.encoder import Codec, Table
+from lacova.data.encoder import Table, TableEncoder
 from lacova.data.io.dataframes import Frame
 from lacova.data.labels import among
 from lacova.inference.long_form import gather, long_form, summary
@@ -27,7 +27,7 @@ from lacova.inference.vae import ConditionalVAE
 from lacova.likelihoods.moments import Moments
 from lacova.priors.base import GPPrior
 
-LEVEL, VISIT, NOISE = "patient level", "visit", "noise"
+LEVEL, VISIT, NOISE = "patient effect", "visit", "noise"
 
 
 class Effects(NamedTuple, Generic[Frame]):
@@ -61,14 +61,14 @@ class _Parts(NamedTuple):
 
 
 def measure(
-    vae: ConditionalVAE, codec: Codec, frame: pd.DataFrame, table: Table, names: tuple[str, ...], draws: int,
+    vae: ConditionalVAE, encoder: TableEncoder, frame: pd.DataFrame, table: Table, names: tuple[str, ...], draws: int,
     interval: float, generator: torch.Generator, trained: Container[Any],
 ) -> Effects[pd.DataFrame]:  # fmt: skip
     """Effects of the components called `names` at every row of the table.
 
     Args:
         vae: the trained model, with a GP prior.
-        codec: for units.
+        encoder: for units.
         frame: the caller's rows.
         table: the same, encoded.
         names: of the components.
@@ -77,9 +77,9 @@ def measure(
         generator: source of noise.
         trained: instance labels that the GP's posterior has seen.
     """
-    found, spread, moments = [], _Spread(), Moments(codec, vae.likelihood)
+    found, spread, moments = [], _Spread(), Moments(encoder, vae.likelihood)
     noise = torch.zeros(len(moments.names), dtype=torch.float64)
-    if vae.intercepts is not None:
+    if vae.random_effects is not None:
         names = (*names, LEVEL)
     for part in _draws(vae, moments, table, draws, generator, trained):
         effects = torch.stack(part.components, dim=2)  # draws×n×R×D
@@ -88,7 +88,7 @@ def measure(
         noise += part.noise.cpu()
     whole = gather(found)
     values = {name: whole[name].numpy() for name in ("mean", "sd", "lower", "upper")}
-    rows = long_form(frame, codec.schema, {"component": names, "measurement": moments.names}, values)
+    rows = long_form(frame, encoder.schema, {"component": names, "measurement": moments.names}, values)
     variance = torch.cat([spread.variance(), noise[None] / len(table)])
     total = variance.sum(0)
     shares = _by_component((*names, VISIT, NOISE), variance / total, moments.names)
@@ -140,7 +140,7 @@ def _draws(
     assert isinstance(prior, GPPrior)
     count = len(prior.kernel.components)
     known = torch.as_tensor(among(table.labels, trained))
-    shift, slopes = prior.draw_shared(draws, generator), vae.draw_slopes(draws, generator)
+    shift, coefficients = prior.draw_shared(draws, generator), vae.draw_coefficients(draws, generator)
     for rows, batch in chunks(table, draws, width=count * max(prior.width, table.y.shape[1])):
         x = vae.draw_covariates(batch, draws, generator)
         versions = x[:1] if batch.x_mask.all() else x
@@ -151,42 +151,46 @@ def _draws(
         f = prior.sample_components(versions, batch.patient, shift, generator, history)  # draws×n×R×L
         noise = prior.noise.sqrt().to(x.dtype) * _normal((draws, len(batch), vae.latent_dim), x, generator)
         z = f.sum(2) + noise
-        level, owed = _levels(vae, batch, x, slopes, generator)
+        level, owed = _levels(vae, batch, x, coefficients, generator)
         mean, spread = moments(_decode(vae, z, x) + level)
         parts = [mean - moments(_decode(vae, z - f[:, :, r], x) + level - owed.get(r, 0.0))[0] for r in range(count)]
-        if vae.intercepts is not None:
+        if vae.random_effects is not None:
             parts.append(mean - moments(_decode(vae, z, x) + sum(owed.values()))[0])
         visit = mean - moments(_decode(vae, z - noise, x) + level)[0]
         yield _Parts(rows, parts, visit, spread.mean(0).sum(0))
 
 
 def _levels(
-    vae: ConditionalVAE, batch: Batch, x: Tensor, slopes: Tensor | None, generator: torch.Generator
+    vae: ConditionalVAE, batch: Batch, x: Tensor, coefficients: Tensor | None, generator: torch.Generator
 ) -> tuple[Tensor | float, dict[int, Tensor]]:
     """Draws of the level of each row's patient, as part of the decoder's outputs, and what components have of it."""
-    own = vae.intercepts
+    own = vae.random_effects
     if own is None:
         return 0.0, {}
     mean, var = vae.encode(batch)
     z = mean + var.sqrt() * _normal((len(x), *mean.shape), x, generator)
     outputs = _decode(vae, z, x)
-    nothing, usual = torch.zeros_like(outputs), None
+    nothing, fixed_part = torch.zeros_like(outputs), None
     owed: dict[int, Tensor] = {}
-    if own.slopes is not None and slopes is not None:
-        usual = vae.usual_at(x, batch, slopes)
-        for name in own.slopes.names:
-            part = vae.levels_at(nothing, own.slopes.at(x, batch, slopes * own.slopes.of(name)).mean)
+    if own.fixed_effects is not None and coefficients is not None:
+        fixed_part = vae.fixed_part_at(x, batch, coefficients)
+        for name in own.fixed_effects.names:
+            part = vae.add_to_gaussian(
+                nothing, own.fixed_effects.at(x, batch, coefficients * own.fixed_effects.of(name)).mean
+            )
             owner = _owner(vae, name)
             owed[owner] = owed.get(owner, nothing) + part
-    drawn = own.draw(*vae.levelled(outputs, batch), generator, usual).drawn
-    return vae.levels_at(nothing, drawn), owed
+    drawn = own.draw(*vae.gaussian_part(outputs, batch), generator, fixed_part).drawn
+    return vae.add_to_gaussian(nothing, drawn), owed
 
 
 def _owner(vae: ConditionalVAE, name: str) -> int:
-    """The component that the slopes of a covariate belong to: the first of the fewest columns."""
+    """The component that the coefficients of a covariate belong to: the first of the fewest columns."""
     assert isinstance(vae.prior, GPPrior)
     components = vae.prior.kernel.components
-    return min((r for r, one in enumerate(components) if one.slopes_on(name)), key=lambda r: len(components[r].columns))
+    return min(
+        (r for r, one in enumerate(components) if one.in_fixed_effects(name)), key=lambda r: len(components[r].columns)
+    )
 
 
 def _decode(vae: ConditionalVAE, z: Tensor, x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from lacova.data.columns import numbers
-from lacova.data.encoder import Codec
+from lacova.data.encoder import TableEncoder
 from lacova.data.errors import DataError
 from lacova.data.schema import Schema
 from lacova.inference.long_form import long_form
@@ -37,18 +37,18 @@ def visit_numbers(frame: pd.DataFrame, schema: Schema) -> npt.NDArray[np.int64]:
     return np.asarray(time.groupby(groups.to_numpy()).rank(method="dense").to_numpy() - 1, dtype=np.int64)
 
 
-def followed(frame: pd.DataFrame, codec: Codec, predicted: pd.DataFrame) -> pd.DataFrame:
+def followed(frame: pd.DataFrame, encoder: TableEncoder, predicted: pd.DataFrame) -> pd.DataFrame:
     """Predictions with `_lower`, `_upper` and `_p_<level>`, row by row, in long form beside what was observed.
 
     Of a category each level has a line, `<measurement>_p_<level>`: its probability, and 1 or 0 for what was observed.
     """
-    schema, found = codec.schema, dict[str, tuple[Any, ...]]()
+    schema, found = encoder.schema, dict[str, tuple[Any, ...]]()
     for name in schema.measurements:
-        if name not in codec.levels:
+        if name not in encoder.levels:
             found[name] = (numbers(frame, name), *(predicted[f"{name}{end}"] for end in ("", "_lower", "_upper")))
             continue
-        codes, never = codec.codes(frame, name), np.full(len(frame), np.nan)
-        for k, level in enumerate(codec.levels[name]):
+        codes, never = encoder.codes(frame, name), np.full(len(frame), np.nan)
+        for k, level in enumerate(encoder.levels[name]):
             seen = np.where(np.isnan(codes), np.nan, codes == k)
             found[f"{name}_p_{level}"] = (seen, predicted[f"{name}_p_{level}"], never, never)
     parts = (np.stack(columns, axis=1).astype(float) for columns in zip(*found.values(), strict=True))

@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 
 from lacova.covariates import factorised
-from lacova.covariates.scenarios import Noise, draw_levels
+from lacova.covariates.scenarios import StandardDraws, draw_levels
 from lacova.data.batches import Batch
 from lacova.data.covariate_space import CovariateSpace
-from lacova.data.distributions import Belief
+from lacova.data.distributions import FactorisedDistribution
 from lacova.inference.vae import ConditionalVAE
 from lacova.nn.latents import Latents
 from lacova.priors.base import Density, LatentPrior
 
 
 @dataclass(frozen=True)
-class Weighed:
+class ImportanceSample:
     """K draws of each row of a batch, and their log-weights in three parts (K×N̂ each).
 
     What belongs to a patient as a whole stands in its first row.
@@ -57,10 +57,10 @@ class Weighed:
         return self.fit + self.latent + self.covariates
 
 
-def weigh(
-    vae: ConditionalVAE, batch: Batch, noise: Noise, q_x: Belief, *, together: bool, blind: bool = False,
-    defended: bool = False,
-) -> Weighed:  # fmt: skip
+def importance_sample(
+    vae: ConditionalVAE, batch: Batch, noise: StandardDraws, q_x: FactorisedDistribution, *, together: bool, prior_proposal: bool = False,
+    defensive: bool = False,
+) -> ImportanceSample:  # fmt: skip
     """Draw with given noise, and weigh. Nothing in it makes the host wait for the device.
 
     Args:
@@ -70,8 +70,8 @@ def weigh(
         q_x: what x_u is drawn from.
         together: weigh rows of a patient as such, who have visit-constant gaps, levels and components of a GP in
             common, and z of a GP prior given q(v), as training does. Else each row counts by itself.
-        blind: draw z of rows without any measurement from p(z | x), and not from q, which has nothing to look at.
-        defended: draw every other z from p(z | x), and weigh against the mixture of both: for q that knows other rows,
+        prior_proposal: draw z of rows without any measurement from p(z | x), and not from q, which has nothing to look at.
+        defensive: draw every other z from p(z | x), and weigh against the mixture of both: for q that knows other rows,
             and is narrower than what a row by itself tells. No weight is then above twice p(y_o | z, x).
     """
     draws, n = noise.z.shape[:2]
@@ -81,14 +81,14 @@ def weigh(
     q_z = vae.latents(batch, noise.hidden)
     if not together:
         q_z = q_z._replace(chain=None)
-    if blind or defended:
+    if prior_proposal or defensive:
         group = torch.arange(draws * n, device=x.device)
         alone = Latents(*(part.unflatten(0, (draws, n)) for part in vae.prior.predict(flat, group)))
-    if blind:
+    if prior_proposal:
         seen = batch.y_mask.any(1)[:, None]
         q_z = Latents(torch.where(seen, q_z.mean, alone.mean), torch.where(seen, q_z.var, alone.var))
     z = q_z.draw(noise.z)
-    if defended:
+    if defensive:
         other = torch.arange(draws, device=x.device) % 2 == 1
         z = torch.where(other[:, None, None], alone.draw(noise.z), z)
         both = torch.stack([q_z.log_density(z, noise.z, batch), alone.log_density(z, noise.z, batch)])
@@ -106,7 +106,7 @@ def weigh(
     if vae.space.categorical:
         at = vae.space.on(x.device).categorical
         coded = torch.zeros_like(entries).index_copy(1, at, entries[:, at])
-    return Weighed(
+    return ImportanceSample(
         x, z, outputs, y, prior, fit,
         prior.value - log_q,
         vae.covariate_prior.log_density(x, batch, entries) - factorised.log_density(q_x, x, entries, vae.space),
@@ -116,21 +116,21 @@ def weigh(
 
 def _fit(vae: ConditionalVAE, batch: Batch, x: Tensor, outputs: Tensor, together: bool) -> Tensor:
     """log p(y_o | z, x) (K×N̂); patients' own levels are integrated out, of each patient or of each row by itself."""
-    if vae.intercepts is None:
+    if vae.random_effects is None:
         return vae.likelihood.log_prob(outputs, batch.y, batch.y_mask)
     if not together:
         n = len(batch)
         alone = replace(batch, patient=torch.arange(n, device=x.device), count=n, longest=1)
-        usual = vae.usual_at(x, alone)
-        if usual is None:
-            return vae.likelihood.log_prob(outputs, batch.y, batch.y_mask, vae.intercepts.var)
-        around = vae.levels_at(outputs, usual.mean)
-        return vae.likelihood.log_prob(around, batch.y, batch.y_mask, vae.intercepts.var + usual.var)
-    gain = vae.intercepts.gain(*vae.levelled(outputs, batch), vae.usual_at(x, batch))
+        fixed_part = vae.fixed_part_at(x, alone)
+        if fixed_part is None:
+            return vae.likelihood.log_prob(outputs, batch.y, batch.y_mask, vae.random_effects.var)
+        around = vae.add_to_gaussian(outputs, fixed_part.mean)
+        return vae.likelihood.log_prob(around, batch.y, batch.y_mask, vae.random_effects.var + fixed_part.var)
+    gain = vae.random_effects.gain(*vae.gaussian_part(outputs, batch), vae.fixed_part_at(x, batch))
     return vae.likelihood.log_prob(outputs, batch.y, batch.y_mask) + batch.in_first_row(gain)
 
 
-def _draw_covariates(q_x: Belief, batch: Batch, space: CovariateSpace, noise: Noise) -> Tensor:
+def _draw_covariates(q_x: FactorisedDistribution, batch: Batch, space: CovariateSpace, noise: StandardDraws) -> Tensor:
     """Completed covariates (K×N̂×Q): gaps drawn, shared within a patient if visit-constant."""
     x = q_x.mean + q_x.var.sqrt() * noise.x
     if space.categorical:

@@ -11,7 +11,7 @@ from torch import Tensor
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.encoder import Table
 from lacova.data.labels import among
-from lacova.inference.importance import pooled, spread, weigh
+from lacova.inference.importance import importance_sample, pooled, spread
 from lacova.inference.predict import Draws, chunks, drawn, unseen_draws
 from lacova.inference.vae import ConditionalVAE, Observed
 
@@ -22,31 +22,33 @@ PROPOSALS, PER_DRAW = 1000, 10
 @torch.no_grad()
 def imputation_draws(
     vae: ConditionalVAE, table: Table, draws: int, generator: torch.Generator, trained: Container[Any] = (),
-    alone: bool = False,
+    independent_noise: bool = False,
 ) -> Iterator[Draws]:  # fmt: skip
     """Draws for every row: z from q(z | y_o, x_o), or from the predictive law where the row has no y.
 
     Covariates are drawn once for all rows of a patient, so that all of them have the same visit-constant ones.
     """
     known = torch.as_tensor(among(table.labels, trained))
-    gaps, slopes = not table.y_mask.any(1).all(), vae.draw_slopes(draws, generator)
-    for rows, batch in chunks(table, draws, generator if alone else None, vae.prior.width if gaps else 1):
+    gaps, coefficients = not table.y_mask.any(1).all(), vae.draw_coefficients(draws, generator)
+    for rows, batch in chunks(table, draws, generator if independent_noise else None, vae.prior.width if gaps else 1):
         seen, x = batch.y_mask.any(1), vae.draw_covariates(batch, draws, generator)
         if seen.any():
             q = vae.latents(batch).take(seen)
             noise = torch.randn(draws, *q.mean.shape, generator=generator, device=x.device, dtype=q.mean.dtype)
             z, mine = q.draw(noise), x[:, seen]
             location = vae.decode(z.flatten(0, 1), mine.flatten(0, 1)).unflatten(0, (draws, -1))
-            usual = vae.usual_at(x, batch, slopes)  # of all visits, measured or not
-            found = vae.observe(location, batch.take(seen), generator, None if usual is None else usual.take(seen))
+            fixed_part = vae.fixed_part_at(x, batch, coefficients)  # of all visits, measured or not
+            found = vae.observe(
+                location, batch.take(seen), generator, None if fixed_part is None else fixed_part.take(seen)
+            )
             yield drawn(vae, rows[seen.to(rows.device)], found, mine)
-        if (unseen := unseen_draws(vae, table, rows, batch, x, slopes, generator, known)) is not None:
+        if (unseen := unseen_draws(vae, table, rows, batch, x, coefficients, generator, known)) is not None:
             yield unseen
 
 
 @torch.no_grad()
 def weighted_draws(
-    vae: ConditionalVAE, table: Table, count: int, generator: torch.Generator, alone: bool = False,
+    vae: ConditionalVAE, table: Table, count: int, generator: torch.Generator, independent_noise: bool = False,
     resample: bool = False,
 ) -> Iterator[Draws]:  # fmt: skip
     """Draws for every row, with weights: self-normalised importance sampling of z, x_u, and y_u where gaps look at it.
@@ -59,18 +61,18 @@ def weighted_draws(
         table: the rows.
         count: draws of each row, of which more are weighed.
         generator: source of noise.
-        alone: as in `imputation_draws`.
+        independent_noise: as in `imputation_draws`.
         resample: give `count` draws that count alike, taken at random by weight.
     """
     proposals = max(PROPOSALS, PER_DRAW * count)
-    for rows, batch in chunks(table, proposals, generator if alone else None):
-        noise = vae.noise(batch, proposals, generator)
-        found = weigh(vae, batch, noise, vae.believe(batch), together=True, blind=True)
+    for rows, batch in chunks(table, proposals, generator if independent_noise else None):
+        noise = vae.draw_eps(batch, proposals, generator)
+        found = importance_sample(vae, batch, noise, vae.believe(batch), together=True, prior_proposal=True)
         weight = pooled(found.total, batch, vae).softmax(0)
         pick = spread(_pick(weight, count, generator), batch, vae) if resample else None
         outputs, x, y = (_taken(values, pick) for values in (found.outputs, found.x, found.y))
         if y is None:  # noise is drawn after resampling: tables that have z in common must differ by it
-            seen = vae.observe(outputs, batch, generator, vae.usual_at(x, batch))
+            seen = vae.observe(outputs, batch, generator, vae.fixed_part_at(x, batch))
         else:
             seen = Observed(y, torch.zeros_like(vae.likelihood.var), y)  # what was weighed is y itself
         yield drawn(vae, rows, seen, x, weight=None if resample else spread(weight, batch, vae))
@@ -99,6 +101,8 @@ def guessed(part: Draws, space: CovariateSpace) -> tuple[Tensor, Tensor]:
     """Mean or most probable level of each covariate (n×Q), and the chance of each level (n×Q×levels), by weight."""
     at = space.on(part.x.device)
     hot = (part.x[..., None] == at.level).to(part.x.dtype)
-    chances = part.average(hot.flatten(2)).unflatten(1, hot.shape[2:])
+    level_probabilities = part.average(hot.flatten(2)).unflatten(1, hot.shape[2:])
     guess = part.average(part.x)
-    return guess.index_copy(1, at.categorical, chances.argmax(-1)[:, at.categorical].to(guess.dtype)), chances
+    return guess.index_copy(
+        1, at.categorical, level_probabilities.argmax(-1)[:, at.categorical].to(guess.dtype)
+    ), level_probabilities

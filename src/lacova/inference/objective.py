@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lacova.covariates.scenarios import Noise, Plan, complete
+from lacova.covariates.scenarios import Plan, StandardDraws, complete
 from lacova.data.batches import Batch
-from lacova.data.distributions import Belief
-from lacova.inference.importance import log_mean, pooled, spread, weigh, with_scores
+from lacova.data.distributions import FactorisedDistribution
+from lacova.inference.importance import importance_sample, log_mean, pooled, spread, with_scores
 from lacova.inference.vae import ConditionalVAE
 from lacova.priors.base import Encoded
 from lacova.priors.gp.inducing import NaturalStatistics
@@ -23,7 +23,7 @@ class Terms:
     Attributes:
         reconstruction: E_q log p(Y_o | Z [, X]).
         kl_latent: E_q KL[q(Z) ‖ p(Z | X)], or its bound D̂³ or D̂⁴ less `kl_inducing`.
-        kl_inducing: KL[q(v) ‖ p(v)] of the inducing values, and of the slopes of patients' levels; 0 without either.
+        kl_inducing: KL[q(v) ‖ p(v)] of the inducing values, and of the coefficients of patients' levels; 0 without either.
         kl_covariates: KL[q(X_u) ‖ p(X_u)].
         statistics: what a natural-gradient step of the GP prior needs.
         gain: what weighing K draws against each other adds to their mean; 0 for the evidence lower bound.
@@ -63,12 +63,14 @@ def elbo(
         cap: largest joint table of missing categories that is summed exactly; None for the defaults.
     """
     if vae.missingness is not None:
-        return replace(weighted(vae, batch, vae.noise(batch, samples, generator)), gain=0.0)
+        return replace(weighted(vae, batch, vae.draw_eps(batch, samples, generator)), gain=0.0)
     how = vae.plan(batch.x_mask.cpu(), batch.patient.cpu(), samples, cap).to(batch.x.device)
-    return bound(vae, batch, how, vae.noise(batch, samples, generator))
+    return bound(vae, batch, how, vae.draw_eps(batch, samples, generator))
 
 
-def bound(vae: ConditionalVAE, batch: Batch, how: Plan, noise: Noise, q_x: Belief | None = None) -> Terms:
+def bound(
+    vae: ConditionalVAE, batch: Batch, how: Plan, noise: StandardDraws, q_x: FactorisedDistribution | None = None
+) -> Terms:
     """The estimate with given scenarios and noise; nothing in it makes the host wait for the device."""
     q_x = vae.covariate_posterior(batch) if q_x is None else q_x
     q_z = vae.latents(batch, noise.hidden)
@@ -87,16 +89,18 @@ def bound(vae: ConditionalVAE, batch: Batch, how: Plan, noise: Noise, q_x: Belie
         location = vae.decode(z.flatten(0, 1), batch.x)
         fit = vae.likelihood.log_prob(location.unflatten(0, z.shape[:2]), batch.y, batch.y_mask)
         reconstruction = fit.mean(0).sum()
-        if vae.intercepts is not None:
+        if vae.random_effects is not None:
             # Levels are independent of each other given x, as they are not: q would overcount what they say of x_u.
-            usual = vae.usual(batch, q_x.detach())
-            gain = vae.intercepts.gain(*vae.levelled(location.unflatten(0, z.shape[:2]), batch), usual)
+            fixed_part = vae.fixed_part(batch, q_x.detach())
+            gain = vae.random_effects.gain(*vae.gaussian_part(location.unflatten(0, z.shape[:2]), batch), fixed_part)
             reconstruction = reconstruction + gain.mean(0).sum()
-            inducing = inducing + vae.intercepts.kl()
+            inducing = inducing + vae.random_effects.kl()
     return Terms(batch.scale * reconstruction, prior.latent, inducing, kl_covariates, prior.statistics)
 
 
-def weighted(vae: ConditionalVAE, batch: Batch, noise: Noise, q_x: Belief | None = None) -> Terms:
+def weighted(
+    vae: ConditionalVAE, batch: Batch, noise: StandardDraws, q_x: FactorisedDistribution | None = None
+) -> Terms:
     """The importance-weighted bound Σ_i E log 1/K Σ_k w_ik, with the K samples of the noise.
 
     It is the evidence lower bound for K = 1, rises with K, and tends to log p(Y_o | X_o), or to the bound on it that
@@ -105,7 +109,7 @@ def weighted(vae: ConditionalVAE, batch: Batch, noise: Noise, q_x: Belief | None
     draws.
     """
     q_x = vae.covariate_posterior(batch) if q_x is None else q_x
-    drawn = weigh(vae, batch, noise, q_x, together=True)
+    drawn = importance_sample(vae, batch, noise, q_x, together=True)
     fit, latent, covariates = (pooled(part, batch, vae) for part in (drawn.fit, drawn.latent, drawn.covariates))
     weight = fit + latent + covariates
     value = log_mean(weight)
@@ -118,14 +122,14 @@ def weighted(vae: ConditionalVAE, batch: Batch, noise: Noise, q_x: Belief | None
     inducing = fit.new_zeros(()) if prior.inducing is None else prior.inducing
     return Terms(
         scale * fit.mean(0).sum(), -scale * latent.mean(0).sum(),
-        inducing if vae.intercepts is None else inducing + vae.intercepts.kl(), -scale * covariates.mean(0).sum(),
+        inducing if vae.random_effects is None else inducing + vae.random_effects.kl(), -scale * covariates.mean(0).sum(),
         statistics, scale * (value - weight.mean(0)).sum(),
     )  # fmt: skip
 
 
 @torch.no_grad()
 def encode(vae: ConditionalVAE, batch: Batch, generator: torch.Generator, samples: int, cap: int | None) -> Encoded:
-    """What `LatentPrior.absorb` takes in: scenarios and q(Z) of one batch."""
+    """What `LatentPrior.cache_posterior` takes in: scenarios and q(Z) of one batch."""
     scenarios = complete(
         vae.covariate_posterior(batch), batch, vae.space,
         couple=vae.prior.couples_rows, samples=samples, generator=generator, cap=cap,
@@ -141,5 +145,7 @@ def log_likelihood(vae: ConditionalVAE, batch: Batch, draws: int, generator: tor
 
     Where q(z) knows other rows, half of the draws come from p(z | x), and q(z) stands for the mixture of both.
     """
-    q_x, noise = vae.covariate_posterior(batch), vae.noise(batch, draws, generator)
-    return log_mean(weigh(vae, batch, noise, q_x, together=False, defended=not vae.prior.independent).total)
+    q_x, noise = vae.covariate_posterior(batch), vae.draw_eps(batch, draws, generator)
+    return log_mean(
+        importance_sample(vae, batch, noise, q_x, together=False, defensive=not vae.prior.independent).total
+    )

@@ -29,7 +29,7 @@ class Draws(NamedTuple):
         y: draws of y itself (draws×n×D).
         x: the completed covariates behind each draw (draws×n×Q).
         outputs: what families other than Gaussian noise take, per draw; None if there are none.
-        chances: probability of each level of categorical measurements (n×D×K); None if there are none.
+        level_probabilities: probability of each level of categorical measurements (n×D×K); None if there are none.
         weight: of each draw of each row (draws×n), which sum to one over the draws; None where draws count alike.
     """
 
@@ -39,7 +39,7 @@ class Draws(NamedTuple):
     y: Tensor
     x: Tensor
     outputs: Tensor | None = None
-    chances: Tensor | None = None
+    level_probabilities: Tensor | None = None
     weight: Tensor | None = None
 
     def average(self, values: Tensor) -> Tensor:
@@ -48,24 +48,24 @@ class Draws(NamedTuple):
 
 
 def chunks(
-    table: Table, draws: int, alone: torch.Generator | None = None, width: int = 1
+    table: Table, draws: int, independent_noise: torch.Generator | None = None, width: int = 1
 ) -> Iterator[tuple[Tensor, Batch]]:
     """Batches of rows or whole patients, with `draws` draws of which about CHUNK numbers are held.
 
     These are the D that are decoded for each draw of a row, or `width` if that is more.
     With `alone`, batches of one row or patient each, before each of which that generator is as it is now.
     """
-    if alone is None:
+    if independent_noise is None:
         rows_per_unit = 1 if table.patient is None else -(-len(table) // len(table.labels))
         yield from Batches(table, max(1, CHUNK // (draws * max(width, table.y.shape[1]) * rows_per_unit))).in_order()
         return
-    state = alone.get_state()
+    state = independent_noise.get_state()
     for rows, batch in Batches(table, 1).in_order():
-        alone.set_state(state)
+        independent_noise.set_state(state)
         yield rows, batch
 
 
-class _Question(NamedTuple):
+class PredictionBatch(NamedTuple):
     """What is asked about some patients: their rows, which of these are new, completed covariates, and the past.
 
     There is one version of the covariates (versions×n×Q) per draw, or a single one if they have no gaps, and a past for
@@ -90,7 +90,7 @@ def predictive_draws(
     draws: int,
     generator: torch.Generator,
     trained: Container[Any] = (),
-    alone: bool = False,
+    independent_noise: bool = False,
 ) -> Iterator[Draws]:
     """Draws of y for the rows marked `new` (N,), given the other rows of their patients as history.
 
@@ -101,13 +101,13 @@ def predictive_draws(
         draws: how many.
         generator: source of noise.
         trained: instance labels whose history is in the GP's posterior already.
-        alone: give every row, or patient, the same noise whatever others the table holds.
+        independent_noise: give every row, or patient, the same noise whatever others the table holds.
     """
-    slopes = vae.draw_slopes(draws, generator)
-    for q in _questions(vae, table, new, draws, generator, trained, alone):
+    coefficients = vae.draw_coefficients(draws, generator)
+    for q in _prediction_batches(vae, table, new, draws, generator, trained, independent_noise):
         z = vae.prior.sample(q.x[:, q.asked].flatten(0, 1), q.group, generator, q.history, q.times)
         past = _past_latents(vae, q, generator)
-        yield _answer(vae, q, q.x, z, past, slopes, generator)
+        yield _answer(vae, q, q.x, z, past, coefficients, generator)
 
 
 @torch.no_grad()
@@ -130,22 +130,22 @@ def paired_draws(
 
     The other arguments are those of `predictive_draws`.
     """
-    shared, slopes = vae.prior.draw_shared(draws, generator), vae.draw_slopes(draws, generator)
-    for q in _questions(vae, table, new, draws, generator, trained):
+    shared, coefficients = vae.prior.draw_shared(draws, generator), vae.draw_coefficients(draws, generator)
+    for q in _prediction_batches(vae, table, new, draws, generator, trained):
         other, own, known = q.x.clone(), q.batch.x.clone(), q.batch.x_mask.clone()
         for column, value in setting.items():
             other[:, q.asked, column], own[q.asked, column], known[q.asked, column] = value, value, True
         as_is, changed = (x[:, q.asked].flatten(0, 1) for x in (q.x, other))
         both = vae.prior.sample_both(as_is, changed, q.group, generator, shared, q.history, q.times)
         past, state = _past_latents(vae, q, generator), generator.get_state()
-        here = _answer(vae, q, q.x, both[0], past, slopes, generator)
+        here = _answer(vae, q, q.x, both[0], past, coefficients, generator)
         generator.set_state(state)
         q = q._replace(batch=replace(q.batch, x=own, x_mask=known))  # levels drift with the time that is set
-        yield here, _answer(vae, q, other, both[1], past, slopes, generator, q.x)
+        yield here, _answer(vae, q, other, both[1], past, coefficients, generator, q.x)
 
 
 def unseen_draws(
-    vae: ConditionalVAE, table: Table, rows: Tensor, batch: Batch, x: Tensor, slopes: Tensor | None,
+    vae: ConditionalVAE, table: Table, rows: Tensor, batch: Batch, x: Tensor, coefficients: Tensor | None,
     generator: torch.Generator, known: Tensor,
 ) -> Draws | None:  # fmt: skip
     """Draws of y for the rows of a batch without any measurement, at covariates (draws×n×Q) drawn before; None if none.
@@ -156,7 +156,7 @@ def unseen_draws(
         rows: the rows of it that the batch has.
         batch: these rows.
         x: their covariates, one version for each draw.
-        slopes: of `ConditionalVAE.draw_slopes`.
+        coefficients: of `ConditionalVAE.draw_coefficients`.
         generator: source of noise.
         known: which patients of the table have their history in the GP's posterior already.
     """
@@ -164,24 +164,24 @@ def unseen_draws(
     keep = _concerned(batch, new)
     if not keep.any():
         return None
-    q = _question(vae, table, rows[keep.cpu()], batch.take(keep), new[keep], x[:, keep], known)
+    q = _prediction_batch(vae, table, rows[keep.cpu()], batch.take(keep), new[keep], x[:, keep], known)
     z = vae.prior.sample(q.x[:, q.asked].flatten(0, 1), q.group, generator, q.history, q.times)
-    return _answer(vae, q, q.x, z, _past_latents(vae, q, generator), slopes, generator)
+    return _answer(vae, q, q.x, z, _past_latents(vae, q, generator), coefficients, generator)
 
 
-def _questions(
+def _prediction_batches(
     vae: ConditionalVAE, table: Table, new: Tensor, draws: int, generator: torch.Generator,
-    trained: Container[Any], alone: bool = False,
-) -> Iterator[_Question]:  # fmt: skip
+    trained: Container[Any], independent_noise: bool = False,
+) -> Iterator[PredictionBatch]:  # fmt: skip
     known = torch.as_tensor(among(table.labels, trained))
-    for rows, batch in chunks(table, draws, generator if alone else None, vae.prior.width):
+    for rows, batch in chunks(table, draws, generator if independent_noise else None, vae.prior.width):
         asked = new[rows].to(batch.y.device)
         keep = _concerned(batch, asked)
         if not keep.any():
             continue
         rows, batch, asked = rows[keep.cpu()], batch.take(keep), asked[keep]
         batch = replace(batch, y_mask=batch.y_mask & ~asked[:, None])
-        yield _question(vae, table, rows, batch, asked, vae.draw_covariates(batch, draws, generator), known)
+        yield _prediction_batch(vae, table, rows, batch, asked, vae.draw_covariates(batch, draws, generator), known)
 
 
 def _concerned(batch: Batch, asked: Tensor) -> Tensor:
@@ -191,9 +191,9 @@ def _concerned(batch: Batch, asked: Tensor) -> Tensor:
     return patients[batch.patient]
 
 
-def _question(
+def _prediction_batch(
     vae: ConditionalVAE, table: Table, rows: Tensor, batch: Batch, asked: Tensor, x: Tensor, known: Tensor
-) -> _Question:
+) -> PredictionBatch:
     """What is asked at covariates x (draws×n×Q)."""
     times = len(x) if batch.x_mask.all() else 1
     x = x[: len(x) // times]
@@ -202,7 +202,7 @@ def _question(
         seen_before = known[table.patient[rows]].to(x.device)[batch.owner.unique()]
         history = history_of(vae, batch, x, ~asked, seen_before)
     group = torch.arange(len(x), device=x.device)[:, None] * batch.patients + batch.patient[asked]
-    return _Question(rows, batch, asked, x, group.flatten(), history, times)
+    return PredictionBatch(rows, batch, asked, x, group.flatten(), history, times)
 
 
 def drawn(
@@ -213,24 +213,24 @@ def drawn(
     var = seen.var if seen.var.dim() == 1 else seen.var[:, chosen]
     outputs = None if seen.outputs is None else seen.outputs[:, chosen]
     picked = Observed(seen.mean[:, chosen], var, seen.y[:, chosen], outputs)
-    return Draws(rows, picked.mean, picked.var, picked.y, x, outputs, vae.chances(picked, weight), weight)
+    return Draws(rows, picked.mean, picked.var, picked.y, x, outputs, vae.level_probabilities(picked, weight), weight)
 
 
-def _past_latents(vae: ConditionalVAE, q: _Question, generator: torch.Generator) -> Tensor | None:
+def _past_latents(vae: ConditionalVAE, q: PredictionBatch, generator: torch.Generator) -> Tensor | None:
     """Draws of z of the past (draws×h×L), if patients have levels of their own, of which they tell."""
-    if vae.intercepts is None:
+    if vae.random_effects is None:
         return None
     mean, var = (part[~q.asked] for part in vae.encode(q.batch))
     return mean + var.sqrt() * _normal(mean.expand(len(q.x) * q.times, *mean.shape), generator)
 
 
 def _answer(
-    vae: ConditionalVAE, q: _Question, x: Tensor, z: Tensor, past: Tensor | None, slopes: Tensor | None,
-    generator: torch.Generator, usual_x: Tensor | None = None,
+    vae: ConditionalVAE, q: PredictionBatch, x: Tensor, z: Tensor, past: Tensor | None, coefficients: Tensor | None,
+    generator: torch.Generator, averaged_x: Tensor | None = None,
 ) -> Draws:  # fmt: skip
     """Draws of y of the new rows, at covariates x (versions×n×Q) and z (draws·new×L).
 
-    Levels take patients' averages of `usual_x`, or of x.
+    Levels take patients' averages of `averaged_x`, or of x.
     """
     draws, asked = len(x) * q.times, q.asked
     x = x.expand(draws, -1, -1)
@@ -242,8 +242,10 @@ def _answer(
         latent[:, ~asked] = past
     batch = q.batch.take(told)
     location = vae.decode(latent[:, told].flatten(0, 1), x[:, told].flatten(0, 1)).unflatten(0, (draws, -1))
-    usual = vae.usual_at(x, q.batch, slopes, None if usual_x is None else usual_x.expand(draws, -1, -1))
-    seen = vae.observe(location, batch, generator, usual)
+    fixed_part = vae.fixed_part_at(
+        x, q.batch, coefficients, None if averaged_x is None else averaged_x.expand(draws, -1, -1)
+    )
+    seen = vae.observe(location, batch, generator, fixed_part)
     return drawn(vae, q.rows[asked.to(q.rows.device)], seen, x[:, asked], asked[told])
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from lacova.data.encoder import Codec, Table
+from lacova.data.encoder import Table, TableEncoder
 from lacova.data.measurement_space import LEVELS as CODED
 from lacova.data.scaling import Floats
 from lacova.inference.metrics import covered, crps, gaussian_nll
@@ -48,7 +48,7 @@ def predictions(
 
 
 @torch.no_grad()
-def by_column(vae: ConditionalVAE, codec: Codec, asked: Iterable[Asked]) -> tuple[pd.DataFrame, int]:
+def by_column(vae: ConditionalVAE, encoder: TableEncoder, asked: Iterable[Asked]) -> tuple[pd.DataFrame, int]:
     """Compare draws with the truth.
 
     Returns one row per measurement, each a mean over the column's `entries` that count and in its own units: `nll`, the
@@ -60,18 +60,18 @@ def by_column(vae: ConditionalVAE, codec: Codec, asked: Iterable[Asked]) -> tupl
     The nll of a Gaussian column is that of its predictive mean and variance; of others, −log of the mean over draws of
     p(y | draw). Values beyond a limit of detection are compared as recorded: draws are moved to the limit, too.
     """
-    space, rows = codec.measurements, 0
-    own = not (space.plain and codec.scales.linear.all())
+    space, rows = encoder.measurements, 0
+    own = not (space.plain and encoder.scales.linear.all())
     coded = space.columns(*CODED)
     names = ("entries", "nll", "square", "crps", *LEVELS, *(CATEGORY if coded else ()))
     sums = {name: np.zeros(len(space)) for name in names}
     for part, y, mask in asked:
         rows += len(y)
-        found = _own_scores(vae, codec, part, y) if own else _encoded_scores(part, y)
+        found = _own_scores(vae, encoder, part, y) if own else _encoded_scores(part, y)
         for name, each in {"entries": mask, **found}.items():
             sums[name] += torch.where(mask.to(each.device), each.double(), 0.0).sum(0).cpu().numpy()
     entries = np.where(sums["entries"] > 0, sums["entries"], np.nan)
-    unit = np.ones(len(space)) if own else codec.y_scale
+    unit = np.ones(len(space)) if own else encoder.y_scale
     columns = {
         "entries": sums["entries"].astype(int),
         "nll": sums["nll"] / entries + np.log(unit),
@@ -82,7 +82,7 @@ def by_column(vae: ConditionalVAE, codec: Codec, asked: Iterable[Asked]) -> tupl
     for name, values in columns.items():
         if coded and name not in ("entries", "nll"):
             values[[d for d in range(len(space)) if (d in coded) != (name in CATEGORY)]] = np.nan
-    return pd.DataFrame(columns, index=pd.Index(codec.schema.measurements, name="measurement")), rows
+    return pd.DataFrame(columns, index=pd.Index(encoder.schema.measurements, name="measurement")), rows
 
 
 def _encoded_scores(part: Draws, y: Tensor) -> dict[str, Tensor]:
@@ -95,42 +95,44 @@ def _encoded_scores(part: Draws, y: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _own_scores(vae: ConditionalVAE, codec: Codec, part: Draws, y: Tensor) -> dict[str, Tensor]:
-    drawn, truth, mean = codec.own(part.y), torch.as_tensor(codec.own(y)), codec.own(part.location.mean(0))
-    bent = ~codec.scales.linear
-    for name, (lower, upper) in codec.schema.limits.items():
-        d = codec.schema.measurements.index(name)
+def _own_scores(vae: ConditionalVAE, encoder: TableEncoder, part: Draws, y: Tensor) -> dict[str, Tensor]:
+    drawn, truth, mean = encoder.own(part.y), torch.as_tensor(encoder.own(y)), encoder.own(part.location.mean(0))
+    bent = ~encoder.scales.linear
+    for name, (lower, upper) in encoder.schema.limits.items():
+        d = encoder.schema.measurements.index(name)
         drawn[..., d] = np.clip(drawn[..., d], lower, upper)
         bent[d] = True
-        for end, beyond in zip((lower, upper), codec.beyond(y)[:, :, d], strict=True):
+        for end, beyond in zip((lower, upper), encoder.beyond(y)[:, :, d], strict=True):
             truth[beyond, d] = math.nan if end is None else end  # decoded, it would be the limit but for the last digit
     mean[:, bent] = drawn[..., bent].mean(0)
     ordered = torch.as_tensor(drawn).sort(0).values
     found = {
-        "nll": _nll(vae, codec, part, y),
+        "nll": _nll(vae, encoder, part, y),
         "square": (torch.as_tensor(mean) - truth).square(),
         "crps": crps(ordered, truth),
         **{name: covered(ordered, truth, level) for name, level in LEVELS.items()},
     }
-    if part.chances is not None:
-        hit = torch.nn.functional.one_hot(y.long().clamp(0, part.chances.shape[-1] - 1), part.chances.shape[-1])
-        found["accuracy"] = part.chances.argmax(-1) == y
-        found["brier"] = (part.chances - hit).square().sum(-1)
+    if part.level_probabilities is not None:
+        hit = torch.nn.functional.one_hot(
+            y.long().clamp(0, part.level_probabilities.shape[-1] - 1), part.level_probabilities.shape[-1]
+        )
+        found["accuracy"] = part.level_probabilities.argmax(-1) == y
+        found["brier"] = (part.level_probabilities - hit).square().sum(-1)
     return found
 
 
-def _nll(vae: ConditionalVAE, codec: Codec, part: Draws, y: Tensor) -> Tensor:
+def _nll(vae: ConditionalVAE, encoder: TableEncoder, part: Draws, y: Tensor) -> Tensor:
     """Per entry and in own units: of the predictive mean and variance of Gaussian columns, else of the mixture."""
     gaussian = torch.zeros(y.shape[1], dtype=torch.bool, device=y.device)
-    gaussian[codec.measurements.columns("gaussian")] = True
-    linear = torch.as_tensor(codec.scales.linear, device=y.device)
+    gaussian[encoder.measurements.columns("gaussian")] = True
+    linear = torch.as_tensor(encoder.scales.linear, device=y.device)
     var = part.var.expand_as(part.location)
     each = -gaussian_nll(part.location[None], torch.where(gaussian, var, 1.0)[None], y)
     if part.outputs is not None:
         each = torch.where(gaussian, each, vae.likelihood.each(part.outputs, y))
     mixture = math.log(len(each)) - each.double().logsumexp(0)
     matched = gaussian_nll(part.location, torch.where(gaussian, var, 1.0), y)
-    return torch.where(gaussian & linear, matched.double(), mixture) - codec.log_slopes(y)
+    return torch.where(gaussian & linear, matched.double(), mixture) - encoder.log_slopes(y)
 
 
 def overall(scores: pd.DataFrame, scale: Floats, rows: int) -> dict[str, float]:

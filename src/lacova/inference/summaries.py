@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from lacova.data.encoder import Codec, Table
+from lacova.data.encoder import Table, TableEncoder
 from lacova.data.errors import DataError
 from lacova.data.measurement_space import COUNTS, LEVELS
 from lacova.data.scaling import Floats
@@ -23,32 +23,32 @@ SIDES = ("lower", "upper")
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean of y (N×D), per side of a central interval the quantiles of y and x, and the chances of levels of y.
+    """Mean of y (N×D), per side of a central interval the quantiles of y and x, and the level_probabilities of levels of y.
 
     y is in its own units, a category as the code of its most probable level; x is encoded.
     """
 
     mean: Floats
     ends: dict[str, tuple[Floats, Tensor]]
-    chances: Tensor | None = None
+    level_probabilities: Tensor | None = None
 
 
-def summarise(parts: Iterable[Draws], rows: int, codec: Codec, interval: float | None) -> Summary:
+def summarise(parts: Iterable[Draws], rows: int, encoder: TableEncoder, interval: float | None) -> Summary:
     """Reduce draws chunk by chunk, without holding all of them at once."""
-    sizes = len(codec.schema.measurements), len(codec.schema.covariates)
-    mean, levels = torch.empty(rows, sizes[0]), codec.measurements.max_levels
-    bent = np.flatnonzero(~codec.scales.linear)
+    sizes = len(encoder.schema.measurements), len(encoder.schema.covariates)
+    mean, levels = torch.empty(rows, sizes[0]), encoder.measurements.max_levels
+    bent = np.flatnonzero(~encoder.scales.linear)
     averages = np.empty((rows, len(bent)))
-    chances = torch.empty(rows, sizes[0], levels) if levels else None
+    level_probabilities = torch.empty(rows, sizes[0], levels) if levels else None
     shares = {} if interval is None else dict(zip(SIDES, ((1.0 - interval) / 2.0, (1.0 + interval) / 2.0), strict=True))
     ends = {side: (torch.empty(rows, sizes[0]), torch.empty(rows, sizes[1])) for side in shares}
     for part in parts:
         mean[part.rows] = part.average(part.location).cpu()
         if len(bent):
             weight = np.full((len(part.y), 1), 1.0 / len(part.y)) if part.weight is None else part.weight.cpu().numpy()
-            averages[part.rows] = (weight[..., None] * codec.own(part.y)[..., bent]).sum(0)
-        if chances is not None and part.chances is not None:
-            chances[part.rows] = part.chances.cpu()
+            averages[part.rows] = (weight[..., None] * encoder.own(part.y)[..., bent]).sum(0)
+        if level_probabilities is not None and part.level_probabilities is not None:
+            level_probabilities[part.rows] = part.level_probabilities.cpu()
         for k, draws in enumerate((part.y, part.x) if shares else ()):
             ordered = draws.sort(0).values if part.weight is None else draws
             for side, share in shares.items():
@@ -57,40 +57,42 @@ def summarise(parts: Iterable[Draws], rows: int, codec: Codec, interval: float |
                     else weighted_quantile(draws, part.weight[..., None].expand_as(draws), share)
                 )  # fmt: skip
                 ends[side][k][part.rows] = end.cpu()
-    values = codec.own(mean)
+    values = encoder.own(mean)
     values[:, bent] = averages
-    if chances is not None:
-        coded = codec.measurements.columns(*LEVELS)
-        values[:, coded] = chances[:, coded].argmax(-1).numpy()
-    decoded = {side: (codec.decode_measurements(y), x) for side, (y, x) in ends.items()}
-    return Summary(codec.kept(values), decoded, chances)
+    if level_probabilities is not None:
+        coded = encoder.measurements.columns(*LEVELS)
+        values[:, coded] = level_probabilities[:, coded].argmax(-1).numpy()
+    decoded = {side: (encoder.decode_measurements(y), x) for side, (y, x) in ends.items()}
+    return Summary(encoder.kept(values), decoded, level_probabilities)
 
 
 def completed(
     frame: pd.DataFrame,
-    codec: Codec,
+    encoder: TableEncoder,
     summary: Summary,
     x: Tensor,
-    chances: Tensor | None = None,
+    level_probabilities: Tensor | None = None,
     *,
     every: bool = False,
 ) -> pd.DataFrame:
     """The frame with its gaps filled from the mean of y and from x.
 
-    Interval columns are added if there are any, and the chances of each level where those of covariates (N×Q×levels)
+    Interval columns are added if there are any, and the level_probabilities of each level where those of covariates (N×Q×levels)
     are given: of categorical columns with gaps, or of every one.
     """
-    done = codec.fill(frame, summary.mean, x)
-    sides = {side: codec.fill(frame, y, xs) for side, (y, xs) in summary.ends.items()}
-    numeric = [c for c in codec.schema.columns if c not in codec.levels and c != codec.schema.instance]
+    done = encoder.fill(frame, summary.mean, x)
+    sides = {side: encoder.fill(frame, y, xs) for side, (y, xs) in summary.ends.items()}
+    numeric = [c for c in encoder.schema.columns if c not in encoder.levels and c != encoder.schema.instance]
     ends: list[tuple[str, object]] = [(f"{c}_{side}", sides[side][c]) for c in numeric for side in sides]
-    if chances is not None:
-        ends += _chances(frame, codec, chances, every) + _measurement_chances(codec, summary, frame, every)
+    if level_probabilities is not None:
+        ends += _chances(frame, encoder, level_probabilities, every) + _measurement_probabilities(
+            encoder, summary, frame, every
+        )
     return _with_columns(done, ends)
 
 
 def completed_draws(
-    frame: pd.DataFrame, codec: Codec, parts: Iterable[Draws], table: Table, draws: int
+    frame: pd.DataFrame, encoder: TableEncoder, parts: Iterable[Draws], table: Table, draws: int
 ) -> pd.DataFrame:
     """One completed table per draw."""
     y, x = torch.empty(draws, *table.y.shape), torch.empty(draws, *table.x.shape)
@@ -98,70 +100,77 @@ def completed_draws(
         y[:, part.rows], x[:, part.rows] = part.y.cpu(), part.x.cpu()
     _free(frame, "draw")
     many = pd.concat([frame] * draws, ignore_index=True)  # filled at once, which takes a small part of the time
-    done = codec.fill(many, codec.decode_measurements(y.flatten(0, 1)), x.flatten(0, 1))
+    done = encoder.fill(many, encoder.decode_measurements(y.flatten(0, 1)), x.flatten(0, 1))
     done.index = frame.index.append([frame.index] * (draws - 1))
     return _numbered(done, draws)
 
 
-def predicted(index: pd.Index[str], codec: Codec, summary: Summary, probabilities: bool = False) -> pd.DataFrame:
-    """The mean or most probable level of every measurement, its interval if there is one, and chances if asked for."""
-    kinds = codec.schema.kinds
-    numeric = [(d, name) for d, name in enumerate(codec.schema.measurements) if name not in codec.levels]
+def predicted(
+    index: pd.Index[str], encoder: TableEncoder, summary: Summary, probabilities: bool = False
+) -> pd.DataFrame:
+    """The mean or most probable level of every measurement, its interval if there is one, and level_probabilities if asked for."""
+    kinds = encoder.schema.kinds
+    numeric = [(d, name) for d, name in enumerate(encoder.schema.measurements) if name not in encoder.levels]
     ends: list[tuple[str, object]] = []
     for d, name in numeric:
         for side, (y, _) in summary.ends.items():
             ends.append((f"{name}_{side}", np.rint(y[:, d]) if kinds.get(name) in COUNTS else y[:, d]))
     return _with_columns(
-        _table(index, codec, summary.mean), ends + (_measurement_chances(codec, summary) if probabilities else [])
+        _table(index, encoder, summary.mean),
+        ends + (_measurement_probabilities(encoder, summary) if probabilities else []),
     )
 
 
-def predicted_draws(index: pd.Index[str], codec: Codec, parts: Iterable[Draws], draws: int) -> pd.DataFrame:
+def predicted_draws(index: pd.Index[str], encoder: TableEncoder, parts: Iterable[Draws], draws: int) -> pd.DataFrame:
     """One table of measurements per draw, noise included."""
-    y = torch.empty(draws, len(index), len(codec.schema.measurements))
+    y = torch.empty(draws, len(index), len(encoder.schema.measurements))
     for part in parts:
         y[:, part.rows] = part.y.cpu()
-    return _stack([_table(index, codec, codec.decode_measurements(one)) for one in y])
+    return _stack([_table(index, encoder, encoder.decode_measurements(one)) for one in y])
 
 
-def _table(index: pd.Index[str], codec: Codec, values: Floats) -> pd.DataFrame:
+def _table(index: pd.Index[str], encoder: TableEncoder, values: Floats) -> pd.DataFrame:
     """Measurements in their own units, or levels, as a table."""
-    out = pd.DataFrame(values, index=index, columns=list(codec.schema.measurements))
-    for d, name in enumerate(codec.schema.measurements):
-        if name in codec.levels:
-            out[name] = pd.Series(codec.labels(name, values[:, d]).tolist(), index=index).infer_objects()
+    out = pd.DataFrame(values, index=index, columns=list(encoder.schema.measurements))
+    for d, name in enumerate(encoder.schema.measurements):
+        if name in encoder.levels:
+            out[name] = pd.Series(encoder.labels(name, values[:, d]).tolist(), index=index).infer_objects()
     return out
 
 
-def _measurement_chances(
-    codec: Codec, summary: Summary, frame: pd.DataFrame | None = None, every: bool = False
+def _measurement_probabilities(
+    encoder: TableEncoder, summary: Summary, frame: pd.DataFrame | None = None, every: bool = False
 ) -> list[tuple[str, object]]:
     """The probability of each level of categorical measurements; of a frame, 1 for what is observed there.
 
     Without a frame, of all; with one, of those with gaps, or of every one.
     """
     found: list[tuple[str, object]] = []
-    for d, name in enumerate(codec.schema.measurements):
-        if name not in codec.levels or summary.chances is None:
+    for d, name in enumerate(encoder.schema.measurements):
+        if name not in encoder.levels or summary.level_probabilities is None:
             continue
         if not (frame is None or every or frame[name].isna().any()):
             continue
-        chances = summary.chances[:, d, : len(codec.levels[name])].double().numpy()
+        level_probabilities = summary.level_probabilities[:, d, : len(encoder.levels[name])].double().numpy()
         if frame is not None:
-            codes = codec.codes(frame, name)[:, None]
-            chances = np.where(np.isnan(codes), chances, codes == np.arange(chances.shape[1]))
-        found += [(f"{name}_p_{level}", chances[:, k]) for k, level in enumerate(codec.levels[name])]
+            codes = encoder.codes(frame, name)[:, None]
+            level_probabilities = np.where(
+                np.isnan(codes), level_probabilities, codes == np.arange(level_probabilities.shape[1])
+            )
+        found += [(f"{name}_p_{level}", level_probabilities[:, k]) for k, level in enumerate(encoder.levels[name])]
     return found
 
 
-def _chances(frame: pd.DataFrame, codec: Codec, chances: Tensor, every: bool) -> list[tuple[str, object]]:
+def _chances(
+    frame: pd.DataFrame, encoder: TableEncoder, level_probabilities: Tensor, every: bool
+) -> list[tuple[str, object]]:
     """The probability of each level, for categorical covariates that have gaps in the frame, or for every one."""
-    categories = [(q, c) for q, c in enumerate(codec.schema.covariates) if c in codec.levels]
+    categories = [(q, c) for q, c in enumerate(encoder.schema.covariates) if c in encoder.levels]
     shown = [(q, c) for q, c in categories if every or frame[c].isna().any()]
     return [
-        (f"{c}_p_{level}", chances[:, q, k].double().numpy())
+        (f"{c}_p_{level}", level_probabilities[:, q, k].double().numpy())
         for q, c in shown
-        for k, level in enumerate(codec.levels[c])
+        for k, level in enumerate(encoder.levels[c])
     ]
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 
 from lacova.data.columns import reads_like, some
-from lacova.data.encoder import Codec
+from lacova.data.encoder import TableEncoder
 from lacova.data.errors import DataError, meant
 from lacova.data.io.dataframes import Frame
 from lacova.inference.long_form import gather, long_form, summary
@@ -42,11 +42,11 @@ class WhatIf(NamedTuple, Generic[Frame]):
     draws: Frame | None = None
 
 
-def encode_setting(codec: Codec, frame: pd.DataFrame, changes: Mapping[str, Any]) -> dict[int, float]:
+def encode_setting(encoder: TableEncoder, frame: pd.DataFrame, changes: Mapping[str, Any]) -> dict[int, float]:
     """The encoded value of each covariate that is set, by its column of x; refuses what is no value of it."""
     if not isinstance(changes, Mapping) or not changes:
         raise DataError(f'say which covariates to set to what, such as {{"arm": "b"}}; got {changes!r}.')
-    names = list(codec.schema.covariates)
+    names = list(encoder.schema.covariates)
     absent = [name for name in changes if name not in names]
     if absent:
         raise DataError(
@@ -57,14 +57,14 @@ def encode_setting(codec: Codec, frame: pd.DataFrame, changes: Mapping[str, Any]
         if not pd.api.types.is_scalar(value) or pd.isna(value):
             raise DataError(f"covariate {name!r} is set to {value!r}; expected one value, the same for all rows.")
     one = frame.head(1).assign(**{name: pd.Series([value], frame.index[:1]) for name, value in changes.items()})
-    x = codec.encode(one, measurements=False).x[0]
+    x = encoder.encode(one, measurements=False).x[0]
     return {names.index(name): float(x[names.index(name)]) for name in changes}
 
 
-def from_text(codec: Codec, name: str, text: str) -> Any:
+def from_text(encoder: TableEncoder, name: str, text: str) -> Any:
     """A value as somebody typed it: the level that reads like that, or a number; else the text itself."""
-    if name in codec.levels:
-        return reads_like(codec.levels[name], text)
+    if name in encoder.levels:
+        return reads_like(encoder.levels[name], text)
     try:
         return float(text)
     except ValueError:
@@ -72,7 +72,7 @@ def from_text(codec: Codec, name: str, text: str) -> Any:
 
 
 def compare(
-    codec: Codec, moments: Moments, frame: pd.DataFrame, pairs: Iterable[tuple[Draws, Draws]], interval: float,
+    encoder: TableEncoder, moments: Moments, frame: pd.DataFrame, pairs: Iterable[tuple[Draws, Draws]], interval: float,
     keep_draws: bool = False,
 ) -> WhatIf[pd.DataFrame]:  # fmt: skip
     """Summaries of paired draws, and the draws if they are to be kept."""
@@ -96,22 +96,22 @@ def compare(
     values = {
         name: whole[name].numpy() if name.startswith("difference") else moments.kept(whole[name]) for name in ends
     }
-    rows = long_form(frame, codec.schema, {"measurement": moments.names}, values)
+    rows = long_form(frame, encoder.schema, {"measurement": moments.names}, values)
     averages = {version: moments.kept(whole[version].mean(0)) for version in VERSIONS}
     of_means = {f"difference{end}": value.numpy() for end, value in _ends(total / len(frame), interval).items()}
     average = pd.DataFrame({"measurement": list(moments.names)} | averages | of_means)
-    return WhatIf(rows, average, _one_below_the_other(codec, moments, frame, gather(kept)) if keep_draws else None)
+    return WhatIf(rows, average, _one_below_the_other(encoder, moments, frame, gather(kept)) if keep_draws else None)
 
 
 def _one_below_the_other(
-    codec: Codec, moments: Moments, frame: pd.DataFrame, each: Mapping[str, torch.Tensor]
+    encoder: TableEncoder, moments: Moments, frame: pd.DataFrame, each: Mapping[str, torch.Tensor]
 ) -> pd.DataFrame:
     """Draws (n×draws×names each) in long form, draw by draw."""
     by_draw = {name: values.transpose(0, 1) for name, values in each.items()}
     values = {name: v.numpy() if name == "difference" else moments.kept(v) for name, v in by_draw.items()}
     shape = by_draw["difference"].shape
     number = {"draw": np.broadcast_to(np.arange(shape[0])[:, None, None], shape)}
-    lines = long_form(pd.concat([frame] * shape[0]), codec.schema, {"measurement": moments.names}, number | values)
+    lines = long_form(pd.concat([frame] * shape[0]), encoder.schema, {"measurement": moments.names}, number | values)
     return lines[["draw", *lines.columns.drop("draw")]]
 
 

@@ -1,6 +1,6 @@
 """Observation models, one class per family: log p(y | what the decoder gives) per entry, constants included.
 
-Each works on a column's encoded scale: numbers scaled, counts as they are, levels as codes. `Codec.log_jacobian` turns
+Each works on a column's encoded scale: numbers scaled, counts as they are, levels as codes. `TableEncoder.log_jacobian` turns
 densities into those of the measurement's own units.
 """
 
@@ -226,15 +226,17 @@ class Coded(Family):
         self.most = max(levels)
 
     @abstractmethod
-    def log_chances(self, outputs: Tensor) -> Tensor:
+    def log_probabilities(self, outputs: Tensor) -> Tensor:
         """log-probability of each level (…×n×K), −∞ for levels that a column does not have."""
 
     def each(self, outputs: Tensor, y: Tensor) -> Tensor:
-        chances = self.log_chances(outputs)
-        return chances.gather(-1, y.long().unsqueeze(-1).expand(*chances.shape[:-1], 1)).squeeze(-1)
+        level_probabilities = self.log_probabilities(outputs)
+        return level_probabilities.gather(
+            -1, y.long().unsqueeze(-1).expand(*level_probabilities.shape[:-1], 1)
+        ).squeeze(-1)
 
     def sample(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
-        reached = self.log_chances(outputs).exp().cumsum(-1)
+        reached = self.log_probabilities(outputs).exp().cumsum(-1)
         place = torch.rand(reached.shape[:-1], generator=generator, device=outputs.device, dtype=outputs.dtype)
         code = (place.unsqueeze(-1) >= reached).sum(-1)
         return torch.minimum(code, self.last).to(outputs.dtype)
@@ -261,7 +263,7 @@ class Bernoulli(Coded):
     def each(self, outputs: Tensor, y: Tensor) -> Tensor:
         return functional.logsigmoid((2.0 * y - 1.0) * (self.base + outputs))
 
-    def log_chances(self, outputs: Tensor) -> Tensor:
+    def log_probabilities(self, outputs: Tensor) -> Tensor:
         odds = self.base + outputs
         return torch.stack([functional.logsigmoid(-odds), functional.logsigmoid(odds)], dim=-1)
 
@@ -280,7 +282,7 @@ class Categorical(Coded):
         self.register_buffer("base", torch.zeros(len(levels), self.most))
         self.register_buffer("there", self._there(), persistent=False)
 
-    def log_chances(self, outputs: Tensor) -> Tensor:
+    def log_probabilities(self, outputs: Tensor) -> Tensor:
         return (self.base + outputs).masked_fill(~cast(Tensor, self.there), -math.inf).log_softmax(-1)
 
     @torch.no_grad()
@@ -306,7 +308,7 @@ class Ordinal(Coded):
         """c (n×(K−1))."""
         return torch.cat([self.first, self.gaps], dim=-1).cumsum(-1)
 
-    def log_chances(self, outputs: Tensor) -> Tensor:
+    def log_probabilities(self, outputs: Tensor) -> Tensor:
         """σ(b) − σ(a) = σ(b) σ(−a) (1 − exp(a − b)) for neighbouring thresholds a < b, less the location."""
         away = self.thresholds - outputs.unsqueeze(-1)
         zero = torch.zeros_like(outputs).unsqueeze(-1)

@@ -17,24 +17,24 @@ from torch import Tensor, nn
 
 from lacova.data.batches import Batch, variance_parts
 from lacova.data.covariate_space import CovariateSpace
-from lacova.data.distributions import Belief
+from lacova.data.distributions import FactorisedDistribution
 from lacova.data.encoder import Table
 
 START = 0.2  # of α, in units of the scaled measurement
 MOST = 1000.0  # of κ: visits that an average is taken to need
 
 
-class Usual(NamedTuple):
+class FixedPart(NamedTuple):
     """wᵀc at each row: mean and variance (…×N̂×D). The rows of a patient have it in common."""
 
     mean: Tensor
     var: Tensor
 
-    def take(self, rows: Tensor) -> Usual:
-        return Usual(self.mean[..., rows, :], self.var[..., rows, :])
+    def take(self, rows: Tensor) -> FixedPart:
+        return FixedPart(self.mean[..., rows, :], self.var[..., rows, :])
 
 
-class Slopes(nn.Module):
+class FixedEffects(nn.Module):
     """E b_pd = Σ_k w_dk c_pk: of measurement d on a patient's covariates, as numbers and as one-hot levels.
 
     A visit-constant covariate is itself c. Of one that changes, c = Σ_i (x_i − μ)/(n + κ) over the patient's n visits:
@@ -87,19 +87,21 @@ class Slopes(nn.Module):
         """s² (D×K)."""
         return (2.0 * self.log_sd).exp()
 
-    def expect(self, batch: Batch, belief: Belief | None) -> Usual:
+    def expect(self, batch: Batch, distribution: FactorisedDistribution | None) -> FixedPart:
         """At each row, over q(w) and over what is believed of missing covariates: exact.
 
         Var wᵀc = Σ_k s_k² E c_k² + Σ_q Var_c m_qᵀc_q, with independent covariates q, and independent visits of those
         that change.
         """
         x = self.space.values(batch.x, batch.x_mask)
-        if belief is None:
+        if distribution is None:
             c = self._of_patients(x[:, self.chosen], batch)
-            return Usual(c @ self.mean.mT, c.square() @ self.var.mT)
+            return FixedPart(c @ self.mean.mT, c.square() @ self.var.mT)
         at, gap = self.space.on(x.device), ~batch.x_mask
-        mean, var = (part[:, at.continuous] * gap[:, at.continuous] for part in (belief.mean, belief.var))
-        hot = [belief.log_prob[:, q, : self.space.levels[q]].exp() * gap[:, q, None] for q in self.space.categorical]
+        mean, var = (part[:, at.continuous] * gap[:, at.continuous] for part in (distribution.mean, distribution.var))
+        hot = [
+            distribution.log_prob[:, q, : self.space.levels[q]].exp() * gap[:, q, None] for q in self.space.categorical
+        ]
         guess, square = (torch.cat([one, *hot], dim=1)[:, self.chosen] for one in (mean, mean.square() + var))
         c = self._of_patients(x[:, self.chosen] + guess, batch)
         # Σ_k m_k² E x_k² = E (m_qᵀx_q)², for a number is alone, and one of the levels is there.
@@ -109,15 +111,15 @@ class Slopes(nn.Module):
         unknown = (each * square) @ self.mean.square().mT + (each * (square - guess.square())) @ self.var.mT
         unknown = unknown - (share[..., None] * product.square()).sum(1)
         unknown = unknown.new_zeros(batch.patients, unknown.shape[1]).index_add(0, batch.patient, unknown)
-        return Usual(c @ self.mean.mT, c.square() @ self.var.mT + unknown.clamp_min(0.0)[batch.patient])
+        return FixedPart(c @ self.mean.mT, c.square() @ self.var.mT + unknown.clamp_min(0.0)[batch.patient])
 
-    def at(self, x: Tensor, batch: Batch, weight: Tensor | None = None, usual_x: Tensor | None = None) -> Usual:
-        """At completed covariates (…×N̂×Q): with these w (…×D×K), or over q(w). Averages are those of `usual_x`."""
-        c = self._of_patients(self._features(x), batch, None if usual_x is None else self._features(usual_x))
+    def at(self, x: Tensor, batch: Batch, weight: Tensor | None = None, averaged_x: Tensor | None = None) -> FixedPart:
+        """At completed covariates (…×N̂×Q): with these w (…×D×K), or over q(w). Averages are those of `averaged_x`."""
+        c = self._of_patients(self._features(x), batch, None if averaged_x is None else self._features(averaged_x))
         if weight is not None:
             mean = c @ weight.mT
-            return Usual(mean, torch.zeros_like(mean))
-        return Usual(c @ self.mean.mT, c.square() @ self.var.mT)
+            return FixedPart(mean, torch.zeros_like(mean))
+        return FixedPart(c @ self.mean.mT, c.square() @ self.var.mT)
 
     def draw(self, draws: int, generator: torch.Generator) -> Tensor:
         """w (draws×D×K)."""

@@ -78,13 +78,13 @@ class MixedLikelihood(nn.Module):
         """One draw of y per entry (…×D)."""
         return self._gather(outputs, lambda part, own, _: part.sample(own, generator))
 
-    def chances(self, outputs: Tensor) -> Tensor:
+    def level_probabilities(self, outputs: Tensor) -> Tensor:
         """Probability of each level per entry (…×D×K); 0 for numbers, and for levels that are not there."""
         found = outputs.new_zeros(*outputs.shape[:-1], len(self.space), self.space.max_levels)
         for name, part, columns, places in self._parts():
             if name in LEVELS:
-                chances = cast(Coded, part).log_chances(outputs[..., places]).exp()
-                found[..., columns, : chances.shape[-1]] = chances
+                level_probabilities = cast(Coded, part).log_probabilities(outputs[..., places]).exp()
+                found[..., columns, : level_probabilities.shape[-1]] = level_probabilities
         return found
 
     def _gather(self, outputs: Tensor, answer: Callable[[Family, Tensor, Tensor], Tensor | None]) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lacova.data.batches import Batch, Blocks
-from lacova.likelihoods.fixed_effects import Slopes, Usual
+from lacova.likelihoods.fixed_effects import FixedEffects, FixedPart
 from lacova.nn.linalg import cholesky, whitener
 
 LEAST = 1e-3  # of τ_d² and ω_d² to start from, in units of the scaled measurement
@@ -28,7 +28,7 @@ class Levels(NamedTuple):
     drawn: Tensor
 
 
-class Intercepts(nn.Module):
+class RandomIntercepts(nn.Module):
     """Patients' own levels: how far they spread, one variance per measurement, and what they depend on.
 
     Args:
@@ -36,10 +36,10 @@ class Intercepts(nn.Module):
         slopes: what levels are on average, if that depends on anything.
     """
 
-    def __init__(self, start: Tensor, slopes: Slopes | None = None) -> None:
+    def __init__(self, start: Tensor, fixed_effects: FixedEffects | None = None) -> None:
         super().__init__()
         self.raw = nn.Parameter(start.clamp_min(LEAST).log())
-        self.slopes = slopes
+        self.fixed_effects = fixed_effects
 
     @property
     def var(self) -> Tensor:
@@ -48,9 +48,9 @@ class Intercepts(nn.Module):
 
     def kl(self) -> Tensor | float:
         """What the bound pays for the slopes, once for the whole table."""
-        return 0.0 if self.slopes is None else self.slopes.kl()
+        return 0.0 if self.fixed_effects is None else self.fixed_effects.kl()
 
-    def gain(self, location: Tensor, batch: Batch, noise: Tensor, usual: Usual | None = None) -> Tensor:
+    def gain(self, location: Tensor, batch: Batch, noise: Tensor, fixed_part: FixedPart | None = None) -> Tensor:
         """What E log p(y_o | location, wᵀc) has, per patient (…×P), over log p(y_o | location) without any level.
 
         Σ_d ½ [ Σ_i (y_i − location_i)²/σ² − rᵀC⁻¹r − Var(wᵀc) 1ᵀC⁻¹1 − log |C/σ²| ] with C = σ²I + τ²11ᵀ, over the
@@ -60,29 +60,34 @@ class Intercepts(nn.Module):
             location: of y (…×N̂×D).
             batch: the rows, and whose they are.
             noise: σ² (D,).
-            usual: wᵀc at each row; None for 0.
+            fixed_part: wᵀc at each row; None for 0.
         """
-        mean = 0.0 if usual is None else usual.mean
+        mean = 0.0 if fixed_part is None else fixed_part.mean
         count, total = _sums(location + mean, batch)
         var, spread = self.var, noise + count * self.var
         value = (var * total.square() / (noise * spread) - (spread / noise).log()).sum(-1)
-        if usual is None:
+        if fixed_part is None:
             return 0.5 * value
-        value = value - (usual.var[..., batch.first, :] * count / spread).sum(-1)
-        less = ((usual.mean * (usual.mean - 2.0 * (batch.y - location))) * batch.y_mask / noise).sum(-1)
+        value = value - (fixed_part.var[..., batch.first, :] * count / spread).sum(-1)
+        less = ((fixed_part.mean * (fixed_part.mean - 2.0 * (batch.y - location))) * batch.y_mask / noise).sum(-1)
         return 0.5 * (value - torch.zeros_like(value).index_add(-1, batch.patient, less))
 
-    def expect(self, location: Tensor, batch: Batch, noise: Tensor, usual: Usual | None = None) -> Tensor:
+    def expect(self, location: Tensor, batch: Batch, noise: Tensor, fixed_part: FixedPart | None = None) -> Tensor:
         """E b at each row (…×N̂×D) given all observed measurements, at this location of y: shrunk residuals."""
-        mean = 0.0 if usual is None else usual.mean
+        mean = 0.0 if fixed_part is None else fixed_part.mean
         count, total = _sums(location + mean, batch)
         return mean + (self.var * total / (noise + count * self.var))[..., batch.patient, :]
 
     def draw(
-        self, location: Tensor, batch: Batch, noise: Tensor, generator: torch.Generator, usual: Usual | None = None
+        self,
+        location: Tensor,
+        batch: Batch,
+        noise: Tensor,
+        generator: torch.Generator,
+        fixed_part: FixedPart | None = None,
     ) -> Levels:
         """b at each row given all observed measurements, for each location (draws×N̂×D) with a mean that is known."""
-        before = 0.0 if usual is None else usual.mean
+        before = 0.0 if fixed_part is None else fixed_part.mean
         count, total = _sums(location + before, batch)
         spread, at = noise + count * self.var, batch.patient
         mean, var = self.var * total / spread, (self.var * noise / spread).expand_as(total)
@@ -90,7 +95,7 @@ class Intercepts(nn.Module):
         return Levels(before + mean[..., at, :], var[..., at, :], before + drawn[..., at, :])
 
 
-class DriftingIntercepts(Intercepts):
+class DriftingIntercepts(RandomIntercepts):
     """Levels that also drift: b_pd(t) = b_pd + an Ornstein-Uhlenbeck process of variance ω_d² and rate λ_d.
 
     A visit whose time is missing has a drift of its own, which says nothing of other visits.
@@ -102,8 +107,8 @@ class DriftingIntercepts(Intercepts):
         slopes: what levels are on average, if that depends on anything.
     """
 
-    def __init__(self, start: Tensor, drift: Tensor, time: int, slopes: Slopes | None = None) -> None:
-        super().__init__(start, slopes)
+    def __init__(self, start: Tensor, drift: Tensor, time: int, fixed_effects: FixedEffects | None = None) -> None:
+        super().__init__(start, fixed_effects)
         self.raw_drift = nn.Parameter(drift.clamp_min(LEAST).log())
         self.raw_rate = nn.Parameter(torch.zeros_like(start))  # per standard deviation of the time
         self.time = time
@@ -112,21 +117,21 @@ class DriftingIntercepts(Intercepts):
     def var(self) -> Tensor:
         return self.raw.exp() + self.raw_drift.exp()
 
-    def gain(self, location: Tensor, batch: Batch, noise: Tensor, usual: Usual | None = None) -> Tensor:
+    def gain(self, location: Tensor, batch: Batch, noise: Tensor, fixed_part: FixedPart | None = None) -> Tensor:
         """The same with C = σ²I + K."""
         pad, noise = batch.blocks, noise.double()
         seen, root = self._whitener(self._covariance(batch, pad), batch, pad, noise)
         apart = (_residuals(location, batch, pad, seen).square() / noise[:, None, None]).sum(-1)
-        r = _residuals(location + (0.0 if usual is None else usual.mean), batch, pad, seen)
+        r = _residuals(location + (0.0 if fixed_part is None else fixed_part.mean), batch, pad, seen)
         together = torch.einsum("dpij,...dpj->...dpi", root, r).square().sum(-1)
-        if usual is not None:
+        if fixed_part is not None:
             ones = (root @ seen[..., None].to(root.dtype)).square().sum((-2, -1))  # 1ᵀC⁻¹1, D×P
-            together = together + ones * usual.var[..., batch.first, :].mT
+            together = together + ones * fixed_part.var[..., batch.first, :].mT
         log_det = -2.0 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1) - (seen * noise.log()[:, None, None]).sum(-1)
         return 0.5 * (apart - together - log_det).sum(-2).to(location.dtype)
 
-    def expect(self, location: Tensor, batch: Batch, noise: Tensor, usual: Usual | None = None) -> Tensor:
-        pad, mean = batch.blocks, 0.0 if usual is None else usual.mean
+    def expect(self, location: Tensor, batch: Batch, noise: Tensor, fixed_part: FixedPart | None = None) -> Tensor:
+        pad, mean = batch.blocks, 0.0 if fixed_part is None else fixed_part.mean
         k = self._covariance(batch, pad)
         seen, root = self._whitener(k, batch, pad, noise.double())
         white = torch.einsum("dpij,...dpj->...dpi", root, _residuals(location + mean, batch, pad, seen))
@@ -134,9 +139,14 @@ class DriftingIntercepts(Intercepts):
         return mean + _at_rows(torch.einsum("dpij,...dpj->...dpi", k, weight), batch, pad).to(location.dtype)
 
     def draw(
-        self, location: Tensor, batch: Batch, noise: Tensor, generator: torch.Generator, usual: Usual | None = None
+        self,
+        location: Tensor,
+        batch: Batch,
+        noise: Tensor,
+        generator: torch.Generator,
+        fixed_part: FixedPart | None = None,
     ) -> Levels:
-        pad, before = batch.blocks, 0.0 if usual is None else usual.mean
+        pad, before = batch.blocks, 0.0 if fixed_part is None else fixed_part.mean
         k = self._covariance(batch, pad)
         seen, root = self._whitener(k, batch, pad, noise.double())
         half = torch.einsum("dpki,dpij->dpkj", root, k * seen[..., :, None])

@@ -20,10 +20,10 @@ from lacova.covariates.mixture import Mixture
 from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import CovariatePrior, FactorisedPrior, JointPrior
 from lacova.covariates.single_imputation import FILLS, Fill
-from lacova.covariates.static_regression import Reading
+from lacova.covariates.static_regression import StaticRegression
 from lacova.data.batches import Batches, variance_parts
-from lacova.data.columns import Scaling, Tally, check_scaling
-from lacova.data.encoder import Codec, Table
+from lacova.data.columns import ColumnStatistics, Scaling, check_scaling
+from lacova.data.encoder import Table, TableEncoder
 from lacova.data.io.archive import StorageError, write
 from lacova.data.io.dataframes import to_pandas
 from lacova.data.io.parquet import Layout, Source
@@ -32,22 +32,22 @@ from lacova.data.schema import Schema
 from lacova.data.survey import lay_out, survey
 from lacova.inference.vae import ConditionalVAE, Networks
 from lacova.likelihoods.families import NOISE_FLOOR
-from lacova.likelihoods.fixed_effects import Slopes
+from lacova.likelihoods.fixed_effects import FixedEffects
 from lacova.likelihoods.missingness import Missingness
 from lacova.likelihoods.mixed import Likelihood, blank, learn
-from lacova.likelihoods.random_effects import LEAST, DriftingIntercepts, Intercepts
-from lacova.models.inference import Answering, whole_number
+from lacova.likelihoods.random_effects import LEAST, DriftingIntercepts, RandomIntercepts
+from lacova.models.inference import Inference, whole_number
 from lacova.models.snapshot import identity, take_apart
 from lacova.nn.networks import Conv, Decoder, Dense, Encoder, resolve
 from lacova.priors.base import LatentPrior
 from lacova.priors.gp.inducing import spread_rows
 from lacova.training.checkpoint import Checkpoint
-from lacova.training.distributed import ALONE, Team, launch
+from lacova.training.distributed import SINGLE, Team, launch
 from lacova.training.interrupt import InterruptedWarning
-from lacova.training.loader import Rows, TableRows
+from lacova.training.loader import Loader, TableLoader
 from lacova.training.loop import Outcome, fit
 from lacova.training.options import FitOptions
-from lacova.training.stream import StreamRows
+from lacova.training.stream import StreamLoader
 
 Covariates = Literal["joint", "factorised", "paper", "mean", "knn", "iterative", "zero", "oracle"]
 
@@ -55,24 +55,24 @@ Covariates = Literal["joint", "factorised", "paper", "mean", "knn", "iterative",
 class _Start(NamedTuple):
     """What a model is assembled from and trained on; `table` has all training rows, or a sample of a stream."""
 
-    codec: Codec
+    encoder: TableEncoder
     fill: Fill | None
     table: Table
-    train: Rows
-    validation: Rows | None
+    train: Loader
+    validation: Loader | None
     trained: frozenset[Any] | Fingerprints
 
 
 class _Fitted(NamedTuple):
     """What training makes of a model."""
 
-    codec: Codec
+    encoder: TableEncoder
     fill: Fill | None
     trained: frozenset[Any] | Fingerprints
     vae: ConditionalVAE
 
 
-class Model(Answering, ABC):
+class Model(Inference, ABC):
     """What all models share. See `CVAE` and `GPPriorVAE`.
 
     Args:
@@ -98,8 +98,8 @@ class Model(Answering, ABC):
     - `epoch`, from 1;
     - `reconstruction`, `kl_latent`, `kl_inducing`, `kl_covariates` and `elbo`, the terms of the bound on training rows;
       docs/explain/model.md says what each is;
-    - `recall`: log probability of observed covariates that were hidden from q; only where `fit` has `recall` above 0;
-    - `validation`: the bound on the validation rows, and `validation_recall`, their recall; only with such rows. The
+    - `masked_log_prob`: log q of observed covariates that were hidden from it; only where `fit` has `masked_loss` above 0;
+    - `validation`: the bound on the validation rows, and `validation_masked_log_prob`, their recall; only with such rows. The
       epoch in which their sum, recall with its weight, was highest gives the weights.
     """
 
@@ -126,7 +126,7 @@ class Model(Answering, ABC):
         self.covariates: Covariates = covariates
         self.covariate_prior = dict(covariate_prior or {})
         self.noise_floor = noise_floor
-        self._codec: Codec | None = None
+        self._encoder: TableEncoder | None = None
         self._fill: Fill | None = None
         self._vae: ConditionalVAE | None = None
         self._trained: frozenset[Any] | Fingerprints = frozenset()
@@ -144,26 +144,26 @@ class Model(Answering, ABC):
     importance: int = 1  # draws that are weighted, unless a fit says otherwise
 
     @property
-    def _has_intercepts(self) -> bool:
+    def _has_random_effects(self) -> bool:
         return False
 
     @property
-    def _levels_drift(self) -> bool:
+    def _effects_drift(self) -> bool:
         return False
 
-    def _slopes_on(self, codec: Codec) -> list[str]:
+    def _fixed_effects_on(self, encoder: TableEncoder) -> list[str]:
         """The covariates that patients' levels depend on."""
         return []
 
     @abstractmethod
-    def _latent_prior(self, codec: Codec, inputs: Callable[[int], Tensor]) -> LatentPrior:
+    def _latent_prior(self, encoder: TableEncoder, inputs: Callable[[int], Tensor]) -> LatentPrior:
         """p(z | x); `inputs` gives as many inducing inputs as are asked for, or as there are different rows."""
 
-    def _networks(self, codec: Codec) -> Networks:
+    def _networks(self, encoder: TableEncoder) -> Networks:
         """What makes the encoder and the decoder of an architecture."""
         return Encoder, Decoder
 
-    def _missingness(self, codec: Codec, table: Table | None) -> Missingness | None:
+    def _missingness(self, encoder: TableEncoder, table: Table | None) -> Missingness | None:
         """p(mask | y), started from a table if there is one; None where gaps in y are taken to be at random."""
         return None
 
@@ -195,24 +195,24 @@ class Model(Answering, ABC):
                 100 rows, or 10 patients, unless you say otherwise, and the learning rate is 0.001, or 0.003.
         """
         rows = self.schema.instance is None
-        usual = {
+        fixed_part = {
             "batch_size": 100 if rows else 10,
             "learning_rate": 1e-3 if rows else 3e-3,
             "latent_weight": self.latent_weight,
-            "recall": float(self.covariates in ("joint", "factorised")),
+            "masked_loss": float(self.covariates in ("joint", "factorised")),
             "importance": self.importance,
         }
-        settings = FitOptions(**{**usual, **options}, max_epochs=max_epochs, seed=seed)
+        settings = FitOptions(**{**fixed_part, **options}, max_epochs=max_epochs, seed=seed)
         if self.covariate_prior and settings.prior_every is not None:
             raise ValueError("covariate_prior states what prior_every would unlearn; leave one of them out.")
         kept = None if checkpoint is None else (checkpoint, checkpoint_every, checkpoint_keep)
         job = partial(self._train, train, validation, settings, kept)
         if (devices, nodes) == (1, 1):
-            fitted, outcome = job(ALONE, resolve_device(device))
+            fitted, outcome = job(SINGLE, resolve_device(device))
         else:
             fitted, outcome = launch(job, devices, nodes, device)
             fitted.vae.to(resolve_device(device))
-        self._codec, self._fill, self._trained, self._vae = fitted
+        self._encoder, self._fill, self._trained, self._vae = fitted
         self._options = settings
         self.training = pd.DataFrame(outcome.records, columns=None if outcome.records else ["epoch"])
         self.interrupted, self._written_by = outcome.interrupted is not None, None
@@ -229,78 +229,78 @@ class Model(Answering, ABC):
         start = self._begin(train, validation, settings, device, team)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(settings.seed)
-            vae = self._assemble(start.codec, start.table, settings.seed)
+            vae = self._assemble(start.encoder, start.table, settings.seed)
         vae.to(device)
         outcome = fit(vae, start.train, start.validation, settings, kept)
-        return _Fitted(start.codec, start.fill, start.trained, vae), outcome
+        return _Fitted(start.encoder, start.fill, start.trained, vae), outcome
 
     def _begin(
-        self, train: Any, validation: Any, settings: FitOptions, device: torch.device, team: Team = ALONE
+        self, train: Any, validation: Any, settings: FitOptions, device: torch.device, team: Team = SINGLE
     ) -> _Start:
         """Read the rows, once if they do not fit memory, and learn of them what comes before the networks."""
         columns, opened = self.schema.columns, self._opened(train)
-        found, tally = None, Tally(self.schema)
+        found, statistics = None, ColumnStatistics(self.schema)
         if isinstance(opened, Source):
             found = survey(opened, self.schema, settings.seed)
-            frame, tally = found.sample, found.tally
+            frame, statistics = found.sample, found.statistics
         else:
             frame, _ = to_pandas(opened, columns)
-            tally.add(frame)
-        codec = Codec.of(tally, self.scaling, frame)
-        table = codec.encode(frame)
-        fill = Fill.learn(self.covariates, codec, table) if self.covariates in FILLS else None
+            statistics.add(frame)
+        encoder = TableEncoder.from_statistics(statistics, self.scaling, frame)
+        table = encoder.encode(frame)
+        fill = Fill.learn(self.covariates, encoder, table) if self.covariates in FILLS else None
         table = table if fill is None else fill(table)
         share = hidden_share(table)
 
         def encode(data: Any) -> Table:
-            new = codec.encode(to_pandas(data, columns)[0])
+            new = encoder.encode(to_pandas(data, columns)[0])
             return new if fill is None else fill(new)
 
-        varied = torch.as_tensor(~tally.constant())
+        varied = torch.as_tensor(~statistics.constant())
 
-        def encode_exam(data: Any) -> Table:
+        def encode_validation(data: Any) -> Table:
             """Noise is next to nothing where training rows are all alike: one other value would decide everything."""
             new = encode(data)
             return replace(new, y=new.y * varied, y_mask=new.y_mask & varied)
 
-        def stream(source: Source, layout: Layout, read: Callable[[Any], Table]) -> Rows:
-            return StreamRows(source, layout, columns, read, table, share, settings, device, team)
+        def stream(source: Source, layout: Layout, read: Callable[[Any], Table]) -> Loader:
+            return StreamLoader(source, layout, columns, read, table, share, settings, device, team)
 
         held_out, exam = self._opened(validation), None
         if isinstance(held_out, Source):
-            exam = stream(held_out, lay_out(held_out, columns, encode), encode_exam)
+            exam = stream(held_out, lay_out(held_out, columns, encode), encode_validation)
         elif held_out is not None:
-            exam = TableRows(encode_exam(held_out), share, settings, device, team)
+            exam = TableLoader(encode_validation(held_out), share, settings, device, team)
         if found is None:
-            rows = TableRows(table, share, settings, device, team)
-            return _Start(codec, fill, table, rows, exam, frozenset(table.labels))
+            rows = TableLoader(table, share, settings, device, team)
+            return _Start(encoder, fill, table, rows, exam, frozenset(table.labels))
         trained = Fingerprints(found.layout.prints)
-        return _Start(codec, fill, table, stream(opened, found.layout, encode), exam, trained)
+        return _Start(encoder, fill, table, stream(opened, found.layout, encode), exam, trained)
 
-    def _assemble(self, codec: Codec, table: Table, seed: int) -> ConditionalVAE:
-        marginal = FactorisedPrior.learn(codec.space, table)
-        marginal.override(codec, self.covariate_prior)
-        prior = self._covariate_prior(codec, table, marginal, seed)
-        latent = self._latent_prior(codec, partial(_inducing_inputs, codec, table, marginal, seed))
-        columns, noise = codec.measurements.columns("gaussian"), learn(codec.measurements, table, self.noise_floor)
-        if not self._has_levels(codec):
-            return self._join(codec, marginal, prior, latent, noise, missingness=self._missingness(codec, table))
+    def _assemble(self, encoder: TableEncoder, table: Table, seed: int) -> ConditionalVAE:
+        marginal = FactorisedPrior.learn(encoder.space, table)
+        marginal.override(encoder, self.covariate_prior)
+        prior = self._covariate_prior(encoder, table, marginal, seed)
+        latent = self._latent_prior(encoder, partial(_inducing_inputs, encoder, table, marginal, seed))
+        columns, noise = encoder.measurements.columns("gaussian"), learn(encoder.measurements, table, self.noise_floor)
+        if not self._uses_random_effects(encoder):
+            return self._join(encoder, marginal, prior, latent, noise, missingness=self._missingness(encoder, table))
         between, within = variance_parts(table.y, table.y_mask, table.patient)
         start = (between[columns].clamp_min(LEAST) / len(table.labels)).sqrt()  # of slopes: what patients leave of them
-        intercepts = self._intercepts(codec, between[columns], within[columns], start)
-        if intercepts.slopes is not None:
-            intercepts.slopes.learn(table)
-        noise.start_at((between + within)[columns] - intercepts.var.detach())
-        vae = self._join(codec, marginal, prior, latent, noise, intercepts)
-        if vae.covariate_posterior.reading is not None:
+        random_effects = self._random_effects(encoder, between[columns], within[columns], start)
+        if random_effects.fixed_effects is not None:
+            random_effects.fixed_effects.learn(table)
+        noise.start_at((between + within)[columns] - random_effects.var.detach())
+        vae = self._join(encoder, marginal, prior, latent, noise, random_effects)
+        if vae.covariate_posterior.static_regression is not None:
             # Against what rows show: a stated prior is what the likelihood that is read is then multiplied with.
-            shown = FactorisedPrior.learn(codec.space, table) if prior is marginal else prior
-            vae.covariate_posterior.reading.learn(table, shown, seed)
+            shown = FactorisedPrior.learn(encoder.space, table) if prior is marginal else prior
+            vae.covariate_posterior.static_regression.learn(table, shown, seed)
         return vae
 
-    def _blank(self, codec: Codec, sizes: Mapping[str, int]) -> ConditionalVAE:
+    def _blank(self, encoder: TableEncoder, sizes: Mapping[str, int]) -> ConditionalVAE:
         """Of the right shape, to read stored numbers into; `sizes` are those that training rows decide."""
-        space = codec.space
+        space = encoder.space
         marginal = FactorisedPrior.blank(space)
         prior: CovariatePrior = marginal
         if self.covariates == "joint":
@@ -309,51 +309,55 @@ class Model(Answering, ABC):
             if self.schema.instance is not None:
                 rates = torch.zeros(len(space.names), dtype=torch.float64)
                 generators = rates.new_zeros(len(rates), space.max_levels, space.max_levels)
-                prior = LongitudinalPrior(mixture, FactorisedPrior.blank(space), rates, self._time(codec), generators)
-        latent = self._latent_prior(codec, lambda _: torch.zeros(sizes["inducing"], len(space.names)))
-        ones = torch.ones(len(codec.measurements.columns("gaussian")))
-        intercepts = self._intercepts(codec, ones, ones, ones) if self._has_levels(codec) else None
-        noise = blank(codec.measurements, self.noise_floor)
-        return self._join(codec, marginal, prior, latent, noise, intercepts, self._missingness(codec, None))
+                prior = LongitudinalPrior(mixture, FactorisedPrior.blank(space), rates, self._time(encoder), generators)
+        latent = self._latent_prior(encoder, lambda _: torch.zeros(sizes["inducing"], len(space.names)))
+        ones = torch.ones(len(encoder.measurements.columns("gaussian")))
+        random_effects = self._random_effects(encoder, ones, ones, ones) if self._uses_random_effects(encoder) else None
+        noise = blank(encoder.measurements, self.noise_floor)
+        return self._join(encoder, marginal, prior, latent, noise, random_effects, self._missingness(encoder, None))
 
-    def _intercepts(self, codec: Codec, between: Tensor, within: Tensor, slope: Tensor) -> Intercepts:
+    def _random_effects(
+        self, encoder: TableEncoder, between: Tensor, within: Tensor, slope: Tensor
+    ) -> RandomIntercepts:
         """Levels with the variance between patients; drift starts with half of that within them."""
-        time, names = self._time(codec), self._slopes_on(codec)
-        slopes = Slopes(codec.space, names, slope) if names else None
-        if time is None or not self._levels_drift:
-            return Intercepts(between, slopes)
+        time, names = self._time(encoder), self._fixed_effects_on(encoder)
+        slopes = FixedEffects(encoder.space, names, slope) if names else None
+        if time is None or not self._effects_drift:
+            return RandomIntercepts(between, slopes)
         return DriftingIntercepts(between, within / 2.0, time, slopes)
 
-    def _has_levels(self, codec: Codec) -> bool:
+    def _uses_random_effects(self, encoder: TableEncoder) -> bool:
         """Whether patients have levels of their own: of Gaussian columns, if there are any."""
-        return self._has_intercepts and bool(codec.measurements.columns("gaussian"))
+        return self._has_random_effects and bool(encoder.measurements.columns("gaussian"))
 
     def _join(
-        self, codec: Codec, marginal: FactorisedPrior, prior: CovariatePrior, latent: LatentPrior,
-        likelihood: Likelihood, intercepts: Intercepts | None = None, missingness: Missingness | None = None,
+        self, encoder: TableEncoder, marginal: FactorisedPrior, prior: CovariatePrior, latent: LatentPrior,
+        likelihood: Likelihood, random_effects: RandomIntercepts | None = None, missingness: Missingness | None = None,
     ) -> ConditionalVAE:  # fmt: skip
-        seen = 0 if self.covariates == "paper" else codec.measurements
+        seen = 0 if self.covariates == "paper" else encoder.measurements
         # Levels explain how patients differ, and leave the bound nothing to teach q of what visits have in common.
-        read = intercepts is not None and self.covariates in ("joint", "factorised") and any(codec.space.static)
+        read = random_effects is not None and self.covariates in ("joint", "factorised") and any(encoder.space.static)
         return ConditionalVAE(
-            codec.space, codec.measurements, self.latent_dim, self.networks, decoder_sees_x=self.decoder_sees_x,
+            encoder.space, encoder.measurements, self.latent_dim, self.networks, decoder_sees_x=self.decoder_sees_x,
             prior=latent, covariate_prior=prior,
             covariate_posterior=AmortisedPosterior(
-                codec.space, seen, marginal, "given" if isinstance(prior, LongitudinalPrior) else "marginal",
-                reading=Reading(codec.space, codec.measurements, self._time(codec)) if read else None,
+                encoder.space, seen, marginal, "conditional" if isinstance(prior, LongitudinalPrior) else "marginal",
+                static_regression=StaticRegression(encoder.space, encoder.measurements, self._time(encoder)) if read else None,
             ),
-            likelihood=likelihood, intercepts=intercepts, missingness=missingness, networks=self._networks(codec),
+            likelihood=likelihood, random_effects=random_effects, missingness=missingness, networks=self._networks(encoder),
         )  # fmt: skip
 
-    def _covariate_prior(self, codec: Codec, table: Table, marginal: FactorisedPrior, seed: int) -> CovariatePrior:
+    def _covariate_prior(
+        self, encoder: TableEncoder, table: Table, marginal: FactorisedPrior, seed: int
+    ) -> CovariatePrior:
         if self.covariates != "joint":
             return marginal
         if self.schema.instance is None:
-            return JointPrior.learn(codec.space, table, seed)
-        return LongitudinalPrior.learn(codec.space, table, self._time(codec), seed)
+            return JointPrior.learn(encoder.space, table, seed)
+        return LongitudinalPrior.learn(encoder.space, table, self._time(encoder), seed)
 
-    def _time(self, codec: Codec) -> int | None:
-        return None if self.schema.time is None else codec.space.names.index(self.schema.time)
+    def _time(self, encoder: TableEncoder) -> int | None:
+        return None if self.schema.time is None else encoder.space.names.index(self.schema.time)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted model to one file, whole or not at all; `lacova.load` reads it.
@@ -425,11 +429,11 @@ class Model(Answering, ABC):
         return {}
 
 
-def _inducing_inputs(codec: Codec, table: Table, covariates: FactorisedPrior, seed: int, count: int) -> Tensor:
+def _inducing_inputs(encoder: TableEncoder, table: Table, covariates: FactorisedPrior, seed: int, count: int) -> Tensor:
     """Training rows spread over the covariate space, their gaps drawn from the prior."""
-    batches = Batches(replace(table, given=covariates.prepare(table)))
+    batches = Batches(replace(table, conditional_prior=covariates.condition(table)))
     x = covariates.draw(batches.batch(torch.arange(batches.units)), 1, torch.Generator().manual_seed(seed))[0]
-    return x[spread_rows(codec.space.values(x), count, seed)]
+    return x[spread_rows(encoder.space.values(x), count, seed)]
 
 
 def _some(names: Iterable[str], most: int = 8) -> str:

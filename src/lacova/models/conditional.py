@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from lacova.data.encoder import Codec
+from lacova.data.encoder import TableEncoder
 from lacova.data.io.dataframes import Frame, to_pandas
 from lacova.data.schema import Schema
 from lacova.inference.effects import Effects, measure
@@ -59,10 +59,10 @@ class CVAE(Model):
     def _described(self) -> dict[str, str]:
         return {"prior of z": {"normal": "N(0, I)", "conditional": "a network of x"}[self.latent_prior]}
 
-    def _latent_prior(self, codec: Codec, inputs: Callable[[int], Tensor]) -> LatentPrior:
+    def _latent_prior(self, encoder: TableEncoder, inputs: Callable[[int], Tensor]) -> LatentPrior:
         if self.latent_prior == "normal":
             return StandardNormal(self.latent_dim)
-        return ConditionalNormal(codec.space, self.latent_dim)
+        return ConditionalNormal(encoder.space, self.latent_dim)
 
 
 class GPPriorVAE(Model):
@@ -79,8 +79,8 @@ class GPPriorVAE(Model):
             formulas of `gp` and `cat`, and grow with the square of the number of components.
         patient_effects: give each instance a level of its own of each Gaussian or log-normal measurement, which is
             integrated out exactly. True: it drifts with the time of the schema, if there is one and there are at most
-            200 measurements. "level": it is constant. False, or without an instance column: there is none.
-        level_slopes: let levels depend on the visit-constant covariates of the formula, and on patients' averages of
+            200 measurements. "intercept": it is constant. False, or without an instance column: there is none.
+        fixed_effects: let levels depend on the visit-constant covariates of the formula, and on patients' averages of
             the others, the time aside, by a linear regression that is shrunk. False: what these explain has to come
             through z, as everything of the model in the paper does.
 
@@ -94,19 +94,19 @@ class GPPriorVAE(Model):
     def __init__(
         self, schema: Schema, *, prior: str | None = None, kernels: Mapping[str, nn.Module] | None = None,
         inducing: int = 60, expectation: Literal["sample", "exact"] = "sample",
-        patient_effects: bool | Literal["level"] = True, level_slopes: bool = True, **settings: Any,
+        patient_effects: bool | Literal["intercept"] = True, fixed_effects: bool = True, **settings: Any,
     ) -> None:  # fmt: skip
         _need_covariates(self, schema)
         super().__init__(schema, **settings)
         if expectation not in ("sample", "exact"):
             raise ValueError(f"expectation is {expectation!r}; expected 'sample' or 'exact'.")
-        if patient_effects not in (True, False, "level"):
-            raise ValueError(f"patient_effects is {patient_effects!r}; expected True, False or 'level'.")
-        if not isinstance(level_slopes, bool):
-            raise ValueError(f"level_slopes is {level_slopes!r}; expected True or False.")
+        if patient_effects not in (True, False, "intercept"):
+            raise ValueError(f"patient_effects is {patient_effects!r}; expected True, False or 'intercept'.")
+        if not isinstance(fixed_effects, bool):
+            raise ValueError(f"fixed_effects is {fixed_effects!r}; expected True or False.")
         self.expectation = expectation
         self.patient_effects = patient_effects
-        self.level_slopes = level_slopes
+        self.fixed_effects = fixed_effects
         self.kernels = dict(kernels or {})
         self.components = components(prior, schema, self.kernels)
         check_passed(self.components, self.kernels, schema)
@@ -119,17 +119,17 @@ class GPPriorVAE(Model):
         self.inducing = whole_number(inducing, "inducing")
 
     @property
-    def _has_intercepts(self) -> bool:
+    def _has_random_effects(self) -> bool:
         return bool(self.patient_effects) and self.schema.instance is not None
 
     @property
-    def _levels_drift(self) -> bool:
+    def _effects_drift(self) -> bool:
         return self.patient_effects is True and len(self.schema.measurements) <= MOST_DRIFTING
 
-    def _slopes_on(self, codec: Codec) -> list[str]:
+    def _fixed_effects_on(self, encoder: TableEncoder) -> list[str]:
         """All of the formula but the time: when a patient is seen, and how long, is not what it is like."""
-        names = (name for name in codec.space.names if self.level_slopes and name != self.schema.time)
-        return [name for name in names if any(one.slopes_on(name) for one in self.components)]
+        names = (name for name in encoder.space.names if self.fixed_effects and name != self.schema.time)
+        return [name for name in names if any(one.in_fixed_effects(name) for one in self.components)]
 
     @property
     def formula(self) -> str:
@@ -154,22 +154,22 @@ class GPPriorVAE(Model):
             line per component and a column per measurement; and `known`, what of these shares the posterior mean of the
             effects explains: the rest is what is not known of them.
         """
-        codec, vae = self._fitted()
+        encoder, vae = self._fitted()
         level = sure_level(interval)
         frame, origin = to_pandas(whole(data, "effects"), self.schema.columns)
         table = self._encode(frame, measurements=any(name in frame for name in self.schema.measurements))
         names = tuple(component.formula(self.schema) for component in self.components)
-        found = measure(vae, codec, frame, table, names, whole_number(draws), level, self._noise(seed), self._trained)
+        found = measure(vae, encoder, frame, table, names, whole_number(draws), level, self._noise(seed), self._trained)
         return Effects(*map(origin.table, found))
 
     def _described(self) -> dict[str, str]:
         return {"prior of z": self.formula, "inducing inputs": str(self.inducing), "expectations": self.expectation}
 
-    def _latent_prior(self, codec: Codec, inputs: Callable[[int], Tensor]) -> LatentPrior:
-        scale = dict(zip(codec.space.names, codec.x_scale.tolist(), strict=True))
-        kernel = AdditiveKernel(self.components, codec.space, self.latent_dim, scale=scale, passed=self.kernels)
-        points = InducingPoints(inputs(self.inducing if kernel.shared else 0), codec.space, self.latent_dim)
-        return GPPrior(kernel, points, codec.space, exact=self.expectation == "exact")
+    def _latent_prior(self, encoder: TableEncoder, inputs: Callable[[int], Tensor]) -> LatentPrior:
+        scale = dict(zip(encoder.space.names, encoder.x_scale.tolist(), strict=True))
+        kernel = AdditiveKernel(self.components, encoder.space, self.latent_dim, scale=scale, passed=self.kernels)
+        points = InducingPoints(inputs(self.inducing if kernel.shared else 0), encoder.space, self.latent_dim)
+        return GPPrior(kernel, points, encoder.space, exact=self.expectation == "exact")
 
 
 def _need_covariates(model: Model, schema: Schema) -> None:

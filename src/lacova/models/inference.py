@@ -14,10 +14,10 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from lacova.covariates.factorised import best_guess, level_chances
+from lacova.covariates.factorised import level_probabilities, most_probable
 from lacova.covariates.single_imputation import Fill
 from lacova.data.batches import Batches
-from lacova.data.encoder import Codec, Table
+from lacova.data.encoder import Table, TableEncoder
 from lacova.data.errors import DataError, about
 from lacova.data.io.dataframes import Frame, to_pandas
 from lacova.data.io.parquet import Source, is_stream, open_source, writing
@@ -43,21 +43,21 @@ class NotFittedError(RuntimeError):
     """The model has not been fitted yet."""
 
 
-class Answering:
+class Inference:
     """The part of a model that answers, once it is fitted. Tables go in and come out in the caller's own library."""
 
     schema: Schema
     latent_dim: int
-    _codec: Codec | None
+    _encoder: TableEncoder | None
     _fill: Fill | None
     _vae: ConditionalVAE | None
     _trained: frozenset[Any] | Fingerprints
     _options: FitOptions
 
-    def _fitted(self) -> tuple[Codec, ConditionalVAE]:
-        if self._codec is None or self._vae is None:
+    def _fitted(self) -> tuple[TableEncoder, ConditionalVAE]:
+        if self._encoder is None or self._vae is None:
             raise NotFittedError(f"this {type(self).__name__} has not been fitted; call fit(train) first.")
-        return self._codec, self._vae
+        return self._encoder, self._vae
 
     def _noise(self, seed: int) -> torch.Generator:
         return torch.Generator(next(self._fitted()[1].parameters()).device).manual_seed(seed)
@@ -69,15 +69,15 @@ class Answering:
 
     def _encode(self, data: Any, measurements: bool = True) -> Table:
         """A table as the fitted model takes it: scaled, its gaps in X filled or prepared, on the model's device."""
-        codec, vae = self._fitted()
+        encoder, vae = self._fitted()
         frame, _ = to_pandas(data, self.schema.columns)
-        table = codec.encode(frame, measurements=measurements)
+        table = encoder.encode(frame, measurements=measurements)
         table = table if self._fill is None else self._fill(table)
-        return vae.prepare(table).to(next(vae.parameters()).device)
+        return vae.condition(table).to(next(vae.parameters()).device)
 
     def impute(
         self, data: Frame, draws: int | None = None, *, interval: float | None = None, probabilities: bool = False,
-        seed: int = 0, alone: bool = False, out: str | os.PathLike[str] | None = None,
+        seed: int = 0, independent_noise: bool = False, out: str | os.PathLike[str] | None = None,
     ) -> Frame:  # fmt: skip
         """Fill the gaps of a table; observed entries come back as they were.
 
@@ -90,7 +90,7 @@ class Answering:
             probabilities: with `draws=None`, adds `<column>_p_<level>`, the probability of each level of each
                 categorical column with gaps (observed entries: 1 for the level observed).
             seed: of the draws.
-            alone: give every row, or patient, the same noise, so that its means do not depend on the rows beside it.
+            independent_noise: give every row, or patient, the same noise, so that its means do not depend on the rows beside it.
                 Slower, and wrong for `draws`, which must be independent between rows.
             out: where the answer to a path or a dataset goes, as Parquet, written as it is made; see docs/scaling.md.
 
@@ -98,50 +98,56 @@ class Answering:
             a table of the same library as `data`, its columns of the same types; of a path or dataset, the path `out`.
         """
         if is_stream(data):
-            each = partial(self._impute, draws=draws, interval=interval, probabilities=probabilities, alone=alone)
-            return cast(Frame, self._write(data, out, seed, alone, partial(each, every=True), beside=False))
+            each = partial(
+                self._impute,
+                draws=draws,
+                interval=interval,
+                probabilities=probabilities,
+                independent_noise=independent_noise,
+            )
+            return cast(Frame, self._write(data, out, seed, independent_noise, partial(each, every=True), beside=False))
         _no_out(out)
-        return self._impute(data, draws, interval, probabilities, seed, alone)
+        return self._impute(data, draws, interval, probabilities, seed, independent_noise)
 
     def _impute(
-        self, data: Frame, draws: int | None, interval: float | None, probabilities: bool, seed: int, alone: bool,
+        self, data: Frame, draws: int | None, interval: float | None, probabilities: bool, seed: int, independent_noise: bool,
         every: bool = False,
     ) -> Frame:  # fmt: skip
-        codec, vae = self._fitted()
+        encoder, vae = self._fitted()
         if draws is not None and (interval is not None or probabilities):
             word = "probabilities" if interval is None else "interval"
             raise ValueError(f"give draws or {word}, not both: draws leave the summary to you.")
-        if draws is not None and alone:
+        if draws is not None and independent_noise:
             raise ValueError("alone gives all rows the same noise, but completed tables need rows drawn independently.")
         count = MEAN_DRAWS if interval is None else INTERVAL_DRAWS
         count, interval = whole_number(count if draws is None else draws), _level(interval)
         frame, origin = to_pandas(data, self.schema.columns)
         table = self._encode(frame)
         weighs = self._weighs(vae)
-        parts = self._imputation(table, count, seed, alone, resample=draws is not None)
+        parts = self._imputation(table, count, seed, independent_noise, resample=draws is not None)
         if draws is not None:
-            return origin.complete(completed_draws(frame, codec, parts, table, count))
+            return origin.complete(completed_draws(frame, encoder, parts, table, count))
         guess = torch.empty(table.x.shape)
-        chances = torch.empty(*table.x.shape, vae.space.max_levels) if probabilities else None
+        probs = torch.empty(*table.x.shape, vae.space.max_levels) if probabilities else None
         if weighs:
-            parts = _noted(parts, vae, guess, chances)
+            parts = _noted(parts, vae, guess, probs)
         else:
-            for rows, batch in chunks(table, 1, self._noise(seed) if alone else None):
-                belief = vae.believe(batch)
-                guess[rows] = best_guess(belief, batch, vae.space).detach().cpu()
-                if chances is not None:
-                    chances[rows] = level_chances(belief, batch).detach().cpu()
-        summary = summarise(parts, len(table), codec, interval)
-        return origin.complete(completed(frame, codec, summary, guess, chances, every=every))
+            for rows, batch in chunks(table, 1, self._noise(seed) if independent_noise else None):
+                distribution = vae.believe(batch)
+                guess[rows] = most_probable(distribution, batch, vae.space).detach().cpu()
+                if probs is not None:
+                    probs[rows] = level_probabilities(distribution, batch).detach().cpu()
+        summary = summarise(parts, len(table), encoder, interval)
+        return origin.complete(completed(frame, encoder, summary, guess, probs, every=every))
 
     def _imputation(
-        self, table: Table, count: int, seed: int, alone: bool = False, resample: bool = True
+        self, table: Table, count: int, seed: int, independent_noise: bool = False, resample: bool = True
     ) -> Iterable[Draws]:  # fmt: skip
         """Draws for every row of an encoded table; where they are weighed, with weights unless they are resampled."""
         vae = self._fitted()[1]
         if self._weighs(vae):
-            return weighted_draws(vae, table, count, self._noise(seed), alone, resample)
-        return imputation_draws(vae, table, count, self._noise(seed), self._trained, alone)
+            return weighted_draws(vae, table, count, self._noise(seed), independent_noise, resample)
+        return imputation_draws(vae, table, count, self._noise(seed), self._trained, independent_noise)
 
     @torch.no_grad()
     def prior_covariates(self, data: Frame, *, draws: int = MEAN_DRAWS, seed: int = 0) -> Frame:
@@ -158,7 +164,7 @@ class Answering:
             `draws` tables of the covariates one below the other, numbered in a column `draw`, as those of `impute`;
             of the same library as `data`.
         """
-        codec, vae = self._fitted()
+        encoder, vae = self._fitted()
         if self._fill is not None:
             raise ValueError(f"this {type(self).__name__} fills gaps in covariates once; it has no prior of them.")
         frame, origin = to_pandas(whole(data, "prior_covariates"), self.schema.columns)
@@ -169,7 +175,7 @@ class Answering:
             for rows, batch in chunks(table, draws)
             for x in [vae.covariate_prior.draw(batch, draws, noise).cpu()]
         )
-        found = completed_draws(frame, codec, drawn, table, whole_number(draws))
+        found = completed_draws(frame, encoder, drawn, table, whole_number(draws))
         return origin.table(found[["draw", *self._given]])
 
     def _weighs(self, vae: ConditionalVAE) -> bool:
@@ -178,7 +184,7 @@ class Answering:
 
     def predict(
         self, x: Frame, history: Any = None, *, draws: int = MEAN_DRAWS, interval: float | None = None,
-        probabilities: bool = False, seed: int = 0, alone: bool = False, out: str | os.PathLike[str] | None = None,
+        probabilities: bool = False, seed: int = 0, independent_noise: bool = False, out: str | os.PathLike[str] | None = None,
     ) -> Frame:  # fmt: skip
         """Predict Y for covariates with gaps; any measurements in `x` are not looked at.
 
@@ -191,29 +197,29 @@ class Answering:
             interval: adds `<column>_lower` and `<column>_upper`, a central interval such as 0.9, of each number.
             probabilities: adds `<column>_p_<level>`, the probability of each level of each categorical measurement.
             seed: of the draws.
-            alone: give every row, or patient, the same noise, so that its answer does not depend on the rows beside it.
+            independent_noise: give every row, or patient, the same noise, so that its answer does not depend on the rows beside it.
             out: where the answer to a path or a dataset goes, as Parquet, with the columns of `x` beside it.
 
         Returns:
             the predictive mean of every number and the most probable level of every category, row by row as in `x`;
             with the index of `x`, if it is pandas. Of a path or dataset, the path `out`.
         """
-        codec, _ = self._fitted()
+        encoder, _ = self._fitted()
         interval = _level(interval)
         if is_stream(x):
             each = partial(
                 self.predict, history=_in_memory(history), draws=draws, interval=interval, probabilities=probabilities,
-                alone=alone,
+                independent_noise=independent_noise,
             )  # fmt: skip
-            return cast(Frame, self._write(x, out, seed, alone, each, measurements=False))
+            return cast(Frame, self._write(x, out, seed, independent_noise, each, measurements=False))
         _no_out(out)
         frame, origin = to_pandas(x, self._given)
-        parts = self._predict_draws(frame, history, whole_number(draws), seed, alone)
-        summary = summarise(parts, len(frame), codec, interval)
-        return origin.table(predicted(frame.index, codec, summary, probabilities))
+        parts = self._predict_draws(frame, history, whole_number(draws), seed, independent_noise)
+        summary = summarise(parts, len(frame), encoder, interval)
+        return origin.table(predicted(frame.index, encoder, summary, probabilities))
 
     def sample(
-        self, x: Frame, history: Any = None, *, draws: int = 20, seed: int = 0, alone: bool = False,
+        self, x: Frame, history: Any = None, *, draws: int = 20, seed: int = 0, independent_noise: bool = False,
         out: str | os.PathLike[str] | None = None,
     ) -> Frame:  # fmt: skip
         """Draw Y (noise included) for covariates with gaps: `draws` tables one below the other, numbered in `draw`.
@@ -221,15 +227,15 @@ class Answering:
         With `alone`, every row (or patient) gets the same noise: its draws do not depend on the rows beside it, but
         draws of different rows are no longer independent. `x` and `out` are those of `predict`.
         """
-        codec, _ = self._fitted()
+        encoder, _ = self._fitted()
         draws = whole_number(draws)
         if is_stream(x):
-            each = partial(self.sample, history=_in_memory(history), draws=draws, alone=alone)
-            return cast(Frame, self._write(x, out, seed, alone, each, measurements=False))
+            each = partial(self.sample, history=_in_memory(history), draws=draws, independent_noise=independent_noise)
+            return cast(Frame, self._write(x, out, seed, independent_noise, each, measurements=False))
         _no_out(out)
         frame, origin = to_pandas(x, self._given)
-        parts = self._predict_draws(frame, history, draws, seed, alone)
-        return origin.table(predicted_draws(frame.index, codec, parts, draws))
+        parts = self._predict_draws(frame, history, draws, seed, independent_noise)
+        return origin.table(predicted_draws(frame.index, encoder, parts, draws))
 
     def what_if(
         self, data: Frame, changes: Mapping[str, Any], history: Any = None, *, draws: int = INTERVAL_DRAWS,
@@ -256,13 +262,13 @@ class Answering:
             tables of the same library as `data`: `rows`, with a line per row and measurement, `average`, with a line
             per measurement, over all rows, and `draws`, if they are kept, with a line per draw, row and measurement.
         """
-        codec, vae = self._fitted()
+        encoder, vae = self._fitted()
         level = sure_level(interval)
         frame, origin = to_pandas(whole(data, "what_if"), self._given)
         table, marked = self._with_history(frame, history)
-        setting = encode_setting(codec, frame, changes)
+        setting = encode_setting(encoder, frame, changes)
         pairs = paired_draws(vae, table, marked, setting, whole_number(draws), self._noise(seed), self._trained)
-        found = compare(codec, Moments(codec, vae.likelihood), frame, pairs, level, keep_draws)
+        found = compare(encoder, Moments(encoder, vae.likelihood), frame, pairs, level, keep_draws)
         kept = None if found.draws is None else origin.table(found.draws)
         return WhatIf(origin.table(found.rows), origin.table(found.average), kept)
 
@@ -271,7 +277,13 @@ class Answering:
         return from_text(self._fitted()[0], covariate, text)
 
     def filter(
-        self, data: Frame, *, draws: int = INTERVAL_DRAWS, interval: float = 0.9, seed: int = 0, alone: bool = False
+        self,
+        data: Frame,
+        *,
+        draws: int = INTERVAL_DRAWS,
+        interval: float = 0.9,
+        seed: int = 0,
+        independent_noise: bool = False,
     ) -> Frame:
         """Predict each visit's measurements from all earlier visits of the same patient, without fitting again.
 
@@ -283,28 +295,28 @@ class Answering:
             draws: how many.
             interval: the central interval, such as 0.9.
             seed: of the draws.
-            alone: as in `predict`.
+            independent_noise: as in `predict`.
 
         Returns:
             one line per row and measurement: what was `observed`, the `mean`, `lower` and `upper` of its prediction,
             and whether it lay `inside`. A category has a line for each level, `<measurement>_p_<level>`: 1 if it was
             observed and else 0, and as `mean` its probability; without an interval.
         """
-        codec, _ = self._fitted()
+        encoder, _ = self._fitted()
         level = sure_level(interval)
         frame, origin = to_pandas(whole(data, "filter"), self.schema.columns)
-        codec.require(frame)
+        encoder.require(frame)
         number = visit_numbers(frame, self.schema)
         found = []
         for k in range(number.max() + 1):
             now, before = frame[number == k], frame[number < k]
-            parts = self._predict_draws(now, before if k else None, whole_number(draws), seed, alone)
+            parts = self._predict_draws(now, before if k else None, whole_number(draws), seed, independent_noise)
             places: pd.Index[Any] = pd.Index(np.flatnonzero(number == k))
-            found.append(predicted(places, codec, summarise(parts, len(now), codec, level), probabilities=True))
-        return origin.table(followed(frame, codec, pd.concat(found).sort_index()))
+            found.append(predicted(places, encoder, summarise(parts, len(now), encoder, level), probabilities=True))
+        return origin.table(followed(frame, encoder, pd.concat(found).sort_index()))
 
     def _write(
-        self, data: Any, out: str | os.PathLike[str] | None, seed: int, alone: bool, answer: Callable[..., pa.Table],
+        self, data: Any, out: str | os.PathLike[str] | None, seed: int, independent_noise: bool, answer: Callable[..., pa.Table],
         beside: bool = True, measurements: bool = True,
     ) -> Path:  # fmt: skip
         """Answer part by part of whole patients, each with its own noise unless `alone`, into a Parquet file.
@@ -319,7 +331,7 @@ class Answering:
             opened = pa.Table.from_pandas(opened, preserve_index=False)
         with writing(out) as sink:
             for part, own in self._parts(opened, seed):
-                found = answer(part, seed=seed if alone else own)
+                found = answer(part, seed=seed if independent_noise else own)
                 sink.write(_beside(found, part) if beside else found)
         return Path(out)
 
@@ -336,13 +348,17 @@ class Answering:
         """The columns that a prediction looks at."""
         return [name for name in self.schema.columns if name not in self.schema.measurements]
 
-    def _predict_draws(self, x: pd.DataFrame, history: Any, draws: int, seed: int, alone: bool) -> Iterable[Draws]:
+    def _predict_draws(
+        self, x: pd.DataFrame, history: Any, draws: int, seed: int, independent_noise: bool
+    ) -> Iterable[Draws]:
         table, marked = self._with_history(x, history)
-        return predictive_draws(self._fitted()[1], table, marked, draws, self._noise(seed), self._trained, alone)
+        return predictive_draws(
+            self._fitted()[1], table, marked, draws, self._noise(seed), self._trained, independent_noise
+        )
 
     def _with_history(self, x: pd.DataFrame, history: Any) -> tuple[Table, Tensor]:
-        """Rows to predict and, behind them, what is known of their instances; which rows are to be predicted."""
-        codec, _ = self._fitted()
+        """Loader to predict and, behind them, what is known of their instances; which rows are to be predicted."""
+        encoder, _ = self._fitted()
         table, new = self._encode(x, measurements=False), len(x)
         if history is not None:
             if self.schema.instance is None:
@@ -351,7 +367,7 @@ class Answering:
                 )
             visits, _ = to_pandas(history, self.schema.columns)
             with about("history"):
-                codec.require(visits)
+                encoder.require(visits)
             past = visits[visits[self.schema.instance].isin(set(x[self.schema.instance]))]
             if len(past):
                 both = pd.concat(
@@ -368,7 +384,7 @@ class Answering:
 
         Of a path or a dataset, a column `log_likelihood` beside the others in the Parquet file `out`.
         """
-        codec, vae = self._fitted()
+        encoder, vae = self._fitted()
         if is_stream(data):
             each = partial(self.log_likelihood, draws=draws)
             return self._write(data, out, seed, False, lambda *a, **k: pa.table({"log_likelihood": each(*a, **k)}))
@@ -377,7 +393,7 @@ class Answering:
         table = self._encode(frame)
         noise, found = self._noise(seed), torch.empty(len(table), dtype=torch.float64)
         for rows, batch in chunks(table, whole_number(draws), width=vae.prior.width):
-            value = log_likelihood(vae, batch, draws, noise).double() + codec.log_jacobian(batch.y, batch.y_mask)
+            value = log_likelihood(vae, batch, draws, noise).double() + encoder.log_jacobian(batch.y, batch.y_mask)
             found[rows] = value.cpu()
         return origin.series(pd.Series(found.numpy(), index=frame.index, name="log_likelihood"))
 
@@ -410,13 +426,13 @@ class Answering:
 
     def scores(self, data: Any, *, draws: int = MEAN_DRAWS, seed: int = 0) -> tuple[pd.DataFrame, dict[str, float]]:
         """Both answers of `score`, by measurement and over all, from the same predictions."""
-        codec, vae = self._fitted()
+        encoder, vae = self._fitted()
         parts = (
             (self._encode(part), self._noise(own))
             for part, own in self._parts(self._opened(data), seed, self.schema.columns)
         )
-        found, rows = by_column(vae, codec, predictions(vae, parts, whole_number(draws)))
-        return found, overall(found, codec.scales.spread, rows)
+        found, rows = by_column(vae, encoder, predictions(vae, parts, whole_number(draws)))
+        return found, overall(found, encoder.scales.spread, rows)
 
     @torch.no_grad()
     def embed(self, data: Frame, *, out: str | os.PathLike[str] | None = None) -> Frame:
@@ -440,11 +456,11 @@ class Answering:
     @torch.no_grad()
     def elbo(self, data: Any, *, samples: int = 1, seed: int = 0) -> dict[str, float]:
         """The named terms of the bound on log p(Y_o | X_o) over a whole table, in the measurements' own units."""
-        codec, vae = self._fitted()
+        encoder, vae = self._fitted()
         table = self._encode(data)
         noise, samples = self._noise(seed), whole_number(samples, "samples")
         total = {
-            "reconstruction": float(codec.log_jacobian(table.y, table.y_mask).sum()),
+            "reconstruction": float(encoder.log_jacobian(table.y, table.y_mask).sum()),
             "kl_latent": 0.0,
             "kl_covariates": 0.0,
         }
@@ -458,13 +474,15 @@ class Answering:
         return total
 
 
-def _noted(parts: Iterable[Draws], vae: ConditionalVAE, guess: Tensor, chances: Tensor | None) -> Iterator[Draws]:
+def _noted(
+    parts: Iterable[Draws], vae: ConditionalVAE, guess: Tensor, level_probabilities: Tensor | None
+) -> Iterator[Draws]:
     """The same draws, of which the covariates are taken down as they pass."""
     for part in parts:
         mean, each = guessed(part, vae.space)
         guess[part.rows] = mean.cpu()
-        if chances is not None:
-            chances[part.rows] = each.cpu()
+        if level_probabilities is not None:
+            level_probabilities[part.rows] = each.cpu()
         yield part
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from lacova.data.encoder import Codec
+from lacova.data.encoder import TableEncoder
 from lacova.data.errors import SchemaError
 from lacova.data.schema import Schema
 from lacova.inference.vae import Networks
@@ -193,13 +193,13 @@ class GPVAE(Model):
             "posterior of z": self.posterior,
         }
 
-    def _latent_prior(self, codec: Codec, inputs: Callable[[int], Tensor]) -> LatentPrior:
-        time = codec.space.names.index(self.schema.time)
-        scale = 1.0 if self.length_scale is None else self.length_scale / float(codec.x_scale[time])
+    def _latent_prior(self, encoder: TableEncoder, inputs: Callable[[int], Tensor]) -> LatentPrior:
+        time = encoder.space.names.index(self.schema.time)
+        scale = 1.0 if self.length_scale is None else self.length_scale / float(encoder.x_scale[time])
         return SeriesPrior(self.latent_dim, time, self.kernel, scale, self.learn_length_scale)
 
-    def _networks(self, codec: Codec) -> Networks:
-        time = codec.space.names.index(self.schema.time)
+    def _networks(self, encoder: TableEncoder) -> Networks:
+        time = encoder.space.names.index(self.schema.time)
         return partial(ChainEncoder, time=time, banded=self.posterior == "banded"), Decoder
 
 
@@ -244,11 +244,11 @@ class HIVAE(VAE):
     def _described(self) -> dict[str, str]:
         return {"prior of z": f"a mixture of {self.components} normals", "decoder": "a head per column"}
 
-    def _latent_prior(self, codec: Codec, inputs: Callable[[int], Tensor]) -> LatentPrior:
+    def _latent_prior(self, encoder: TableEncoder, inputs: Callable[[int], Tensor]) -> LatentPrior:
         return MixtureNormal(self.latent_dim, self.components)
 
-    def _networks(self, codec: Codec) -> Networks:
-        return Encoder, partial(ColumnDecoder, outputs=codec.measurements.outputs, width=self.column_width)
+    def _networks(self, encoder: TableEncoder) -> Networks:
+        return Encoder, partial(ColumnDecoder, outputs=encoder.measurements.outputs, width=self.column_width)
 
 
 def _need(model: Model, schema: Schema, *roles: Literal["instance", "time"], otherwise: str = "") -> None:

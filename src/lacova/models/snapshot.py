@@ -21,7 +21,7 @@ from lacova.covariates.mixture import Mixture
 from lacova.covariates.prior import FactorisedPrior
 from lacova.covariates.single_imputation import FILLS, FITTED, Fill, width
 from lacova.data.columns import NORMAL
-from lacova.data.encoder import Codec
+from lacova.data.encoder import TableEncoder
 from lacova.data.io.archive import StorageError, digest, pack, unpack, written_by
 from lacova.data.labels import Fingerprints
 from lacova.data.scaling import Scales, knots_as_table, knots_of_table
@@ -54,15 +54,15 @@ class Storable(Protocol):
     covariate_prior: dict[str, object]
     training: pd.DataFrame | None
     settled: ClassVar[tuple[str, ...]]
-    _codec: Codec | None
+    _encoder: TableEncoder | None
     _fill: Fill | None
     _vae: ConditionalVAE | None
     _trained: frozenset[Any] | Fingerprints
     _options: FitOptions
 
     def __init__(self, schema: Schema, **settings: Any) -> None: ...
-    def _fitted(self) -> tuple[Codec, ConditionalVAE]: ...
-    def _blank(self, codec: Codec, sizes: Mapping[str, int]) -> ConditionalVAE: ...
+    def _fitted(self) -> tuple[TableEncoder, ConditionalVAE]: ...
+    def _blank(self, encoder: TableEncoder, sizes: Mapping[str, int]) -> ConditionalVAE: ...
 
 
 M = TypeVar("M", bound=Storable)
@@ -70,15 +70,15 @@ M = TypeVar("M", bound=Storable)
 
 def take_apart(model: Storable) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The document and the tensors that make the model again; refuses what a file cannot hold."""
-    codec, vae = model._fitted()
-    schema, fill = codec.schema, model._fill
+    encoder, vae = model._fitted()
+    schema, fill = encoder.schema, model._fill
     training = pd.DataFrame() if model.training is None else model.training
     known = () if isinstance(model._trained, Fingerprints) else model._trained
     document = {
         "model": type(model).__name__,
         "settings": _settings(model),
         "schema": {field.name: pack(getattr(schema, field.name), "schema") for field in fields(schema)},
-        "levels": {"map": [[pack(k, "schema"), pack(v, f"levels of column {k!r}")] for k, v in codec.levels.items()]},
+        "levels": {"map": [[pack(k, "schema"), pack(v, f"levels of column {k!r}")] for k, v in encoder.levels.items()]},
         "options": {k: pack(v, f"fit option {k}") for k, v in asdict(model._options).items()},
         "sizes": _sizes(vae),
         "training": pack(list(training.columns), "columns of training"),
@@ -91,11 +91,11 @@ def take_apart(model: Storable) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if again.schema != schema or _settings(again) != document["settings"]:
         raise StorageError("schema and settings cannot be written down: they would not come back as they are.")
     tensors = {f"vae.{name}": value for name, value in vae.state_dict().items()}
-    tensors |= {f"codec.{name}": torch.as_tensor(getattr(codec, name), dtype=torch.float64) for name in SCALES}
+    tensors |= {f"encoder.{name}": torch.as_tensor(getattr(encoder, name), dtype=torch.float64) for name in SCALES}
     if schema.kinds or model.scaling == "normal":
-        tensors["codec.y_spread"] = torch.as_tensor(codec.scales.spread)
+        tensors["encoder.y_spread"] = torch.as_tensor(encoder.scales.spread)
     if model.scaling == "normal":
-        tensors["codec.knots"] = torch.as_tensor(knots_as_table(codec.scales.knots))
+        tensors["encoder.knots"] = torch.as_tensor(knots_as_table(encoder.scales.knots))
     if isinstance(model._trained, Fingerprints):
         tensors["trained"] = torch.as_tensor(model._trained.sorted.view(np.int64))
     tensors["training"] = torch.tensor(training.to_numpy(dtype=float))
@@ -113,12 +113,14 @@ def put_together(document: Mapping[str, Any], tensors: Mapping[str, Tensor], cla
         raise StorageError(f"its model is {kind!r}; expected {' or '.join(classes)}")
     schema = _schema(document)
     model = _unfitted(classes[kind], schema, document)
-    model._codec = codec = _codec(schema, document, parts, model.scaling == "normal")
-    FactorisedPrior.blank(codec.space).override(codec, model.covariate_prior)  # refuses knowledge that makes no sense
+    model._encoder = encoder = _encoder(schema, document, parts, model.scaling == "normal")
+    FactorisedPrior.blank(encoder.space).override(
+        encoder, model.covariate_prior
+    )  # refuses knowledge that makes no sense
     model._options = FitOptions(**_known(document, "options", [field.name for field in fields(FitOptions)]))
     sizes = {name: _whole(n, 0) for name, n in document["sizes"].items()}
-    model._vae = _read_into(partial(model._blank, codec, sizes), parts, _is_small(model, codec, document))
-    model._fill = _fill(model.covariates, codec, parts) if model.covariates in FILLS else None
+    model._vae = _read_into(partial(model._blank, encoder, sizes), parts, _is_small(model, encoder, document))
+    model._fill = _fill(model.covariates, encoder, parts) if model.covariates in FILLS else None
     model._trained = frozenset(_labels(unpack(document["trained"])))
     if "trained" in parts.left:  # of a stream, whose labels are not kept
         model._trained = Fingerprints(parts.take("trained", torch.int64, None).numpy().view(np.uint64))
@@ -220,20 +222,20 @@ def _known(document: Mapping[str, Any], part: str, names: list[str]) -> dict[str
     return {name: unpack(value) for name, value in document[part].items()}
 
 
-def _codec(schema: Schema, document: Mapping[str, Any], parts: _Tensors, normal: bool) -> Codec:
+def _encoder(schema: Schema, document: Mapping[str, Any], parts: _Tensors, normal: bool) -> TableEncoder:
     levels = unpack(document["levels"])
     if not isinstance(levels, dict) or list(levels) != list(schema.categories):
         raise StorageError("its levels are not those of the categorical columns")
     if any(len(_labels(values)) == 0 or len(set(values)) < len(values) for values in levels.values()):
         raise StorageError("its levels are not all different")
     lengths = {"y": len(schema.measurements), "x": len(schema.covariates)}
-    scales = {name: parts.take(f"codec.{name}", torch.float64, lengths[name[0]]).numpy() for name in SCALES}
+    scales = {name: parts.take(f"encoder.{name}", torch.float64, lengths[name[0]]).numpy() for name in SCALES}
     if not all(np.isfinite(value).all() for value in scales.values()):
         raise StorageError("its scales are not finite")
     kinds = [schema.kinds.get(name, "gaussian") for name in schema.measurements]
     spread = scales["y_scale"]
     if schema.kinds or normal:
-        spread = parts.take("codec.y_spread", torch.float64, len(kinds)).numpy()
+        spread = parts.take("encoder.y_spread", torch.float64, len(kinds)).numpy()
     if not all((value > 0).all() for value in (scales["y_scale"], scales["x_scale"], spread)):
         raise StorageError("its scales are not positive")
     if any(kind == "bernoulli" and len(levels[n]) > 2 for n, kind in schema.kinds.items()):
@@ -241,10 +243,10 @@ def _codec(schema: Schema, document: Mapping[str, Any], parts: _Tensors, normal:
     knots = {}
     if normal:
         allowed = [d for d, kind in enumerate(kinds) if kind in NORMAL]
-        knots = knots_of_table(parts.take("codec.knots", torch.float64, None, 4).numpy(), allowed)
+        knots = knots_of_table(parts.take("encoder.knots", torch.float64, None, 4).numpy(), allowed)
     log = np.array([kind == "lognormal" for kind in kinds], dtype=bool)
     measured = Scales(scales["y_shift"], scales["y_scale"], log, spread, knots)
-    return Codec(schema, measured, scales["x_shift"], scales["x_scale"], levels)
+    return TableEncoder(schema, measured, scales["x_shift"], scales["x_scale"], levels)
 
 
 def _labels(values: Any) -> tuple[Any, ...]:
@@ -271,10 +273,10 @@ def _sizes(vae: ConditionalVAE) -> dict[str, int]:
     return sizes
 
 
-def _is_small(model: Storable, codec: Codec, document: Mapping[str, Any]) -> bool:
+def _is_small(model: Storable, encoder: TableEncoder, document: Mapping[str, Any]) -> bool:
     """Whether no tensor of the model can be large, by the products of the sizes that the file claims."""
-    levels = [len(values) for values in codec.levels.values()]
-    wide, deep = len(codec.schema.columns) + sum(levels), max(levels, default=1)  # features, levels of a column
+    levels = [len(values) for values in encoder.levels.values()]
+    wide, deep = len(encoder.schema.columns) + sum(levels), max(levels, default=1)  # features, levels of a column
     claims, sizes = [abs(n) for n in _numbers(document["settings"])], document["sizes"]
     largest = (
         wide * max(wide, deep**2),
@@ -311,13 +313,13 @@ def _read_into(build: Callable[[], ConditionalVAE], parts: _Tensors, small: bool
     return vae.eval()
 
 
-def _fill(kind: str, codec: Codec, parts: _Tensors) -> Fill:
-    marginal = FactorisedPrior.blank(codec.space)
+def _fill(kind: str, encoder: TableEncoder, parts: _Tensors) -> Fill:
+    marginal = FactorisedPrior.blank(encoder.space)
     expected = marginal.state_dict()
     marginal.load_state_dict({k: parts.take(f"fill.{k}", v.dtype, *v.shape) for k, v in expected.items()})
     if kind not in FITTED:
-        return Fill(kind, codec, marginal)
-    features = parts.take("fill.features", torch.float64, None, width(kind, codec.space)).numpy()
+        return Fill(kind, encoder, marginal)
+    features = parts.take("fill.features", torch.float64, None, width(kind, encoder.space)).numpy()
     if np.isinf(features).any() or np.isnan(features).all(0).any():
         raise StorageError("its features have infinite values or an empty column")
-    return Fill(kind, codec, marginal, features)
+    return Fill(kind, encoder, marginal, features)

@@ -1,4 +1,4 @@
-"""Models of the measurements alone: VAE, MIWAE and NotMIWAE."""
+"""Models of the measurements independent_noise: VAE, MIWAE and NotMIWAE."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from lacova.data.encoder import Codec, Table
+from lacova.data.encoder import Table, TableEncoder
 from lacova.data.errors import SchemaError
 from lacova.data.schema import Schema
 from lacova.likelihoods.missingness import Mechanism, Missingness
@@ -54,7 +54,7 @@ class VAE(Model):
     def _described(self) -> dict[str, str]:
         return {"prior of z": "N(0, I)"}
 
-    def _latent_prior(self, codec: Codec, inputs: Callable[[int], Tensor]) -> LatentPrior:
+    def _latent_prior(self, encoder: TableEncoder, inputs: Callable[[int], Tensor]) -> LatentPrior:
         return StandardNormal(self.latent_dim)
 
 
@@ -127,26 +127,26 @@ class NotMIWAE(MIWAE):
         The unit is that of the logarithm where the measurement is log-normal. With the mechanism "linear", there is a
         column of slopes for each measurement that they depend on.
         """
-        codec, vae = self._fitted()
+        encoder, vae = self._fitted()
         if self.scaling == "normal" or vae.missingness is None:
             raise ValueError(
                 'with scaling="normal" the log-odds of a gap are not linear in a measurement\'s own units.'
             )
-        slope = vae.missingness.slope.detach().cpu().double().numpy() / codec.y_scale
+        slope = vae.missingness.slope.detach().cpu().double().numpy() / encoder.y_scale
         bias = vae.missingness.bias.detach().cpu().double().numpy()
         names = list(self.schema.measurements)
         if self.mechanism == "linear":
-            columns = {"intercept": bias - slope @ codec.y_shift}
+            columns = {"intercept": bias - slope @ encoder.y_shift}
             columns |= {f"slope_{name}": slope[:, d] for d, name in enumerate(names)}
         else:
-            columns = {"intercept": bias - slope * codec.y_shift, "slope": slope}
+            columns = {"intercept": bias - slope * encoder.y_shift, "slope": slope}
         return pd.DataFrame(columns, index=pd.Index(names, name="measurement"))
 
     def _described(self) -> dict[str, str]:
         return {**super()._described(), "gaps in measurements": self.mechanism}
 
-    def _missingness(self, codec: Codec, table: Table | None) -> Missingness:
-        share = torch.full((len(codec.measurements),), 0.5)
+    def _missingness(self, encoder: TableEncoder, table: Table | None) -> Missingness:
+        share = torch.full((len(encoder.measurements),), 0.5)
         return Missingness(self.mechanism, share if table is None else 1.0 - table.y_mask.to(share.dtype).mean(0))
 
 

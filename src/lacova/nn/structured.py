@@ -55,8 +55,10 @@ class ChainEncoder(Encoder):
     def latents(self, y: Tensor, batch: Batch, features: Tensor) -> Latents:
         """q(Z) of a batch, of which the network sees y."""
         time = batch.x[:, self.time]
-        if batch.given is not None:
-            time = torch.where(batch.x_mask[:, self.time], time, batch.given.belief.mean[:, self.time])
+        if batch.conditional_prior is not None:
+            time = torch.where(
+                batch.x_mask[:, self.time], time, batch.conditional_prior.distribution.mean[:, self.time]
+            )
         line = _in_time(batch, time)
         image = self.trunk(self.measurements.features(y, batch.y_mask))
         image, time = image[line.order], time[line.order]

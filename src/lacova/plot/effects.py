@@ -29,7 +29,7 @@ def effects(
     Args:
         model: a fitted GPPriorVAE, or a model derived from it.
         data: rows with covariates and measurements.
-        component: a term of `model.formula`, or "patient level".
+        component: a term of `model.formula`, or "patient effect".
         measurement: which one, or `<measurement>_p_<level>` of a category.
         by: the covariate along the x axis; None for the component's own.
         draws: as in `GPPriorVAE.effects`.

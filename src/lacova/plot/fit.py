@@ -20,8 +20,8 @@ TERMS = {
     "kl_latent": "KL of z",
     "kl_inducing": "KL of inducing values and slopes",
     "kl_covariates": "KL of missing covariates",
-    "recall": "recall of hidden covariates",
-    "validation_recall": "recall, validation rows",
+    "masked_log_prob": "recall of hidden covariates",
+    "validation_masked_log_prob": "recall, validation rows",
 }
 LEVELS = 8  # colours that can be told apart
 

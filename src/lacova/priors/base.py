@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lacova.covariates.scenarios import Scenarios
 from lacova.data.batches import Batch, blocks
 from lacova.data.covariate_space import CovariateSpace
-from lacova.data.distributions import Belief
+from lacova.data.distributions import FactorisedDistribution
 from lacova.nn.latents import Chain, Latents
 from lacova.nn.linalg import cholesky, gaussian_kl, log_normal
 from lacova.nn.networks import LOG_VAR_RANGE, mlp
@@ -49,7 +49,7 @@ NOISE_FLOOR = 1e-3
 
 
 class PriorTerms(NamedTuple):
-    """KL of Z for a batch, scaled to the table; KL of the inducing values; what moves the latter's belief."""
+    """KL of Z for a batch, scaled to the table; KL of the inducing values; what moves the latter's distribution."""
 
     latent: Tensor
     inducing: Tensor
@@ -86,14 +86,14 @@ class LatentPrior(nn.Module, ABC):
     independent: bool = True  # rows, given x and what training has found
     couples_rows: bool = False
     width: int = 1  # numbers per row that `predict` and `sample` hold at a time
-    integrates: bool = False  # over the belief itself, where scenarios leave gaps open
+    integrates: bool = False  # over the distribution itself, where scenarios leave gaps open
     scenario_columns: Sequence[int] | None = None  # which gaps scenarios must complete; None for all
 
     @abstractmethod
-    def kl(self, scenarios: Scenarios, batch: Batch, q: Latents, belief: Belief) -> PriorTerms:
+    def kl(self, scenarios: Scenarios, batch: Batch, q: Latents, distribution: FactorisedDistribution) -> PriorTerms:
         """E_{x_u} KL[q(Z) ‖ p(Z | X)]; rows of q are independent, unless the prior is one for chains.
 
-        The expectation is over the scenarios, or over the belief they come from where the prior can do so exactly.
+        The expectation is over the scenarios, or over the distribution they come from where the prior can do so exactly.
         """
 
     @abstractmethod
@@ -137,7 +137,7 @@ class LatentPrior(nn.Module, ABC):
         del chain
         return Density(self.log_density(z.flatten(0, 1), x.flatten(0, 1)).unflatten(0, x.shape[:2]))
 
-    def absorb(self, encoded: Iterable[Encoded]) -> None:
+    def cache_posterior(self, encoded: Iterable[Encoded]) -> None:
         """Take in all training rows once training is over, for prediction. Nothing to keep unless rows are coupled."""
         del encoded
 
@@ -149,7 +149,7 @@ class StandardNormal(LatentPrior):
         super().__init__()
         self.latent_dim = latent_dim
 
-    def kl(self, scenarios: Scenarios, batch: Batch, q: Latents, belief: Belief) -> PriorTerms:
+    def kl(self, scenarios: Scenarios, batch: Batch, q: Latents, distribution: FactorisedDistribution) -> PriorTerms:
         mean, var, _ = q
         one, zero = torch.ones_like(var), torch.zeros_like(mean)
         each = gaussian_kl(mean, var, zero, one)
@@ -169,7 +169,7 @@ class ConditionalNormal(LatentPrior):
         self.space = space
         self.network = mlp([space.width, *hidden, 2 * latent_dim])
 
-    def kl(self, scenarios: Scenarios, batch: Batch, q: Latents, belief: Belief) -> PriorTerms:
+    def kl(self, scenarios: Scenarios, batch: Batch, q: Latents, distribution: FactorisedDistribution) -> PriorTerms:
         mean, var, _ = q
         prior_mean, prior_var = self._moments(scenarios.x)
         each = gaussian_kl(mean[scenarios.row], var[scenarios.row], prior_mean, prior_var).sum(-1)
@@ -231,25 +231,27 @@ class GPPrior(LatentPrior):
     def dtype(self) -> torch.dtype:
         return self.raw_noise.dtype
 
-    def kl(self, scenarios: Scenarios, batch: Batch, q: Latents, belief: Belief) -> PriorTerms:
+    def kl(self, scenarios: Scenarios, batch: Batch, q: Latents, distribution: FactorisedDistribution) -> PriorTerms:
         mean, var, _ = q
-        v = self.inducing.belief()
+        v = self.inducing.distribution()
         if self.exact:
             latent = mean.mT.to(self.dtype), var.mT.to(self.dtype)
-            bound = self._exact_bound(v, scenarios, batch, belief, *latent)
+            bound = self._exact_bound(v, scenarios, batch, distribution, *latent)
         else:
             x = scenarios.x
             a = project(self.kernel, self.inducing.inputs.to(x.dtype), x)
             bound = self._bound(a, x, v.to(x.dtype), scenarios, batch, mean.mT, var.mT)
         return PriorTerms(bound.value.to(mean.dtype), v.kl().to(mean.dtype), bound.statistics)
 
-    def _exact_bound(self, q: Whitened, s: Scenarios, batch: Batch, belief: Belief, mean: Tensor, var: Tensor) -> Bound:
+    def _exact_bound(
+        self, q: Whitened, s: Scenarios, batch: Batch, distribution: FactorisedDistribution, mean: Tensor, var: Tensor
+    ) -> Bound:
         """The bound at mean projections, plus what the spread of uncertain rows adds."""
         kernel, inducing, space, noise = self.kernel, self.inducing.inputs, self.space, self.noise
         inducing_white = inducing_root(kernel, inducing)
         if not self.couples_rows:
             rows = torch.arange(len(batch), device=batch.x.device)
-            inputs = uncertain(batch.x, batch.x_mask, belief, space)
+            inputs = uncertain(batch.x, batch.x_mask, distribution, space)
             first = expected_cross(kernel, inducing, inputs, kernel.shared, space)
             a = inducing_white @ first
             one = torch.ones(len(batch), dtype=self.dtype, device=a.device)
@@ -261,7 +263,7 @@ class GPPrior(LatentPrior):
         else:
             known = batch.x_mask[s.row]
             known = known | self.completed
-            inputs = uncertain(s.x, known, belief.take(s.row), space)
+            inputs = uncertain(s.x, known, distribution.take(s.row), space)
             first = expected_cross(kernel, inducing, inputs, kernel.shared, space)
             a = inducing_white @ first
             pad = s.blocks
@@ -302,9 +304,9 @@ class GPPrior(LatentPrior):
         So weights that have it in the place of log p(z | x) give a bound on log p(Y_o | X_o), too: its exponential is a
         product over rows, or over patients where their rows are coupled, and lies below p(Z | X) everywhere.
         """
-        belief, flat, target = self.inducing.belief(), x.flatten(0, 1), z.flatten(0, 1).mT
-        q, noise = belief.to(x.dtype), self.noise.to(x.dtype)
-        inducing = belief.kl().to(z.dtype)
+        distribution, flat, target = self.inducing.distribution(), x.flatten(0, 1), z.flatten(0, 1).mT
+        q, noise = distribution.to(x.dtype), self.noise.to(x.dtype)
+        inducing = distribution.kl().to(z.dtype)
         a = project(self.kernel, self.inducing.inputs.to(x.dtype), flat)
         constant = math.log(2.0 * math.pi)
         if not self.couples_rows:
@@ -320,12 +322,12 @@ class GPPrior(LatentPrior):
         return Density(batch.in_first_row(whole), inducing, lambda weight: statistics(weight.flatten()[first]))
 
     @torch.no_grad()
-    def absorb(self, encoded: Iterable[Encoded]) -> None:
+    def cache_posterior(self, encoded: Iterable[Encoded]) -> None:
         """Sum A, b and G over all training rows, at the final parameters, and keep the posterior of v."""
         precision, shift, spread = (
             torch.zeros_like(t) for t in (self.posterior_spread, self.posterior_mean, self.posterior_spread)
         )
-        q = self.inducing.belief()
+        q = self.inducing.distribution()
         for s, batch, mean, var in encoded:
             x = s.x.to(self.dtype)
             mean, var = mean.mT.to(self.dtype), var.mT.to(self.dtype)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lacova.covariates.scenarios import Scenarios
 from lacova.data.batches import Batch
-from lacova.data.distributions import Belief
+from lacova.data.distributions import FactorisedDistribution
 from lacova.nn.latents import Latents
 from lacova.nn.linalg import gaussian_kl, log_normal
 from lacova.priors.base import LatentPrior, PriorTerms
@@ -36,7 +36,7 @@ class MixtureNormal(LatentPrior):
         """μ (C×L)."""
         return self.raw_means - self.raw_means.mean(0)
 
-    def kl(self, scenarios: Scenarios, batch: Batch, q: Latents, belief: Belief) -> PriorTerms:
+    def kl(self, scenarios: Scenarios, batch: Batch, q: Latents, distribution: FactorisedDistribution) -> PriorTerms:
         mean, var = q.mean[:, None], q.var[:, None]
         each = gaussian_kl(mean, var, self.means, torch.ones_like(var)).sum(-1)  # N̂×C
         row = math.log(len(self.raw_means)) - torch.logsumexp(-each, dim=1)

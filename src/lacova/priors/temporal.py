@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lacova.covariates.scenarios import Scenarios
 from lacova.data.batches import Batch, blocks
-from lacova.data.distributions import Belief
+from lacova.data.distributions import FactorisedDistribution
 from lacova.nn.latents import Chain, Latents
 from lacova.nn.linalg import cholesky, identity, whitener
 from lacova.priors.base import Density, LatentPrior, PriorTerms
@@ -60,7 +60,7 @@ class SeriesPrior(LatentPrior):
         level = 1.0 - (1.0 - NUGGET) * filled.double()[:, :, None]
         return (1.0 - NUGGET) * self.correlation(time, time) * both + level * eye
 
-    def kl(self, scenarios: Scenarios, batch: Batch, q: Latents, belief: Belief) -> PriorTerms:
+    def kl(self, scenarios: Scenarios, batch: Batch, q: Latents, distribution: FactorisedDistribution) -> PriorTerms:
         """Σ_p ½ [ tr(K⁻¹RRᵀ) + mᵀK⁻¹m − n + log|K| − log|RRᵀ| ], over rows with a measurement: given these, q of the
         others is the prior."""
         assert q.chain is not None

@@ -22,7 +22,7 @@ from lacova.data.io.archive import StorageError, pack, read, unpack, write
 from lacova.data.io.atomic import sweep
 from lacova.data.io.files import check_folder
 from lacova.inference.vae import ConditionalVAE
-from lacova.training.loader import Rows
+from lacova.training.loader import Loader
 from lacova.training.options import FitOptions
 
 Record = dict[str, float]
@@ -78,8 +78,8 @@ class Checkpoint:
             raise DataError(f"the checkpoint {self.path} cannot be written: {error.strerror or error}.") from None
 
     def begin(
-        self, vae: ConditionalVAE, optimiser: torch.optim.Optimizer, state: State, train: Rows,
-        validation: Rows | None, options: FitOptions,
+        self, vae: ConditionalVAE, optimiser: torch.optim.Optimizer, state: State, train: Loader,
+        validation: Loader | None, options: FitOptions,
     ) -> None:  # fmt: skip
         """Before training: go on from the file if there is one that belongs to this fit; see that there is room."""
         about: dict[str, Any] = {

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from lacova.covariates.scenarios import Plan
 from lacova.data.batches import Batch, Blocks
-from lacova.data.distributions import Belief, RowPrior
-from lacova.training.loader import Lesson, Ticket, tensors
+from lacova.data.distributions import ConditionalPrior, FactorisedDistribution
+from lacova.training.loader import IndexedBatch, TrainingBatch, tensors
 
 log = logging.getLogger("lacova")
 ROOM = 1.15  # how much larger buffers are than the batch that asked for them, where batches differ
@@ -34,7 +34,7 @@ def available(device: torch.device) -> bool:
 
 
 class Captured:
-    """`run(lesson, weight)` as a graph.
+    """`run(training_batch, weight)` as a graph.
 
     Args:
         run: what to do with a batch; everything it reads beside its arguments must stay where it is in memory.
@@ -45,30 +45,32 @@ class Captured:
     """
 
     def __init__(
-        self, run: Callable[[Lesson | Ticket, Any], Tensor], generator: torch.Generator, units: int,
+        self, run: Callable[[TrainingBatch | IndexedBatch, Any], Tensor], generator: torch.Generator, units: int,
         undo: Callable[[], Callable[[], None]] | None = None, give_up: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         self.run, self.generator, self.units, self.undo, self.give_up = run, generator, units, undo, give_up
         self._eager = False
         self._graphs: dict[tuple[bool, ...], _Graph] = {}
 
-    def __call__(self, lesson: Lesson | Ticket, weight: float) -> Tensor:
+    def __call__(self, training_batch: TrainingBatch | IndexedBatch, weight: float) -> Tensor:
         """What `run` returns for this batch: a tensor that the next call overwrites."""
-        kind, needed = _kind(lesson), _sizes(lesson)
+        kind, needed = _kind(training_batch), _sizes(training_batch)
         graph = self._graphs.get(kind)
         if not self._eager and (graph is None or not _fits(needed, graph.sizes)):
             known = {name: 0 for name in needed} if graph is None else graph.sizes
-            sizes = {name: max(known[name], _room(size, name, lesson)) for name, size in needed.items()}
-            graph = self._record(lesson, kind, sizes)
+            sizes = {name: max(known[name], _room(size, name, training_batch)) for name, size in needed.items()}
+            graph = self._record(training_batch, kind, sizes)
         if self._eager or graph is None:
-            return self.run(lesson, weight)
-        return graph.replay(padded(lesson, graph.sizes, self.units), weight)
+            return self.run(training_batch, weight)
+        return graph.replay(padded(training_batch, graph.sizes, self.units), weight)
 
-    def _record(self, lesson: Lesson | Ticket, kind: tuple[bool, ...], sizes: dict[str, int]) -> _Graph | None:
+    def _record(
+        self, training_batch: TrainingBatch | IndexedBatch, kind: tuple[bool, ...], sizes: dict[str, int]
+    ) -> _Graph | None:
         start, seed = time.perf_counter(), self.generator.initial_seed()
         restore = None if self.undo is None else self.undo()
         try:
-            self._graphs[kind] = _Graph(self.run, self.generator, padded(lesson, sizes, self.units), sizes)
+            self._graphs[kind] = _Graph(self.run, self.generator, padded(training_batch, sizes, self.units), sizes)
         except RuntimeError as error:
             self._eager = True
             log.warning("steps cannot be captured and are taken one by one: %s", str(error).split("\n")[0])
@@ -87,30 +89,32 @@ class Captured:
 class _Graph:
     def __init__(
         self,
-        run: Callable[[Lesson | Ticket, Any], Tensor],
+        run: Callable[[TrainingBatch | IndexedBatch, Any], Tensor],
         generator: torch.Generator,
-        lesson: Lesson | Ticket,
+        training_batch: TrainingBatch | IndexedBatch,
         sizes: dict[str, int],
     ) -> None:
         self.sizes = sizes
-        self.weight = torch.ones((), device=next(tensors(lesson)).device)
-        self.lesson = _map(lesson, torch.clone)
-        self.inputs = list(tensors(self.lesson))
+        self.weight = torch.ones((), device=next(tensors(training_batch)).device)
+        self.training_batch = _map(training_batch, torch.clone)
+        self.inputs = list(tensors(self.training_batch))
         self._given: Sequence[Tensor | None] = [None] * len(self.inputs)
         self._weight = 1.0
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARM_UP):
-                run(_map(self.lesson, _same), self.weight)  # objects of its own: what they cache must not be recorded
+                run(
+                    _map(self.training_batch, _same), self.weight
+                )  # objects of its own: what they cache must not be recorded
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(generator)
         with _undisturbed(), torch.cuda.graph(self.graph):
-            self.output = run(_map(self.lesson, _same), self.weight)
+            self.output = run(_map(self.training_batch, _same), self.weight)
 
-    def replay(self, lesson: Lesson | Ticket, weight: float) -> Tensor:
-        given = list(tensors(lesson))
+    def replay(self, training_batch: TrainingBatch | IndexedBatch, weight: float) -> Tensor:
+        given = list(tensors(training_batch))
         for k, (place, value) in enumerate(zip(self.inputs, given, strict=True)):
             if self._given[k] is not value:  # some come back as they were
                 place.copy_(value)
@@ -141,43 +145,45 @@ def _forget(generator: torch.Generator) -> None:
         generator.graphsafe_set_state(torch.Generator(generator.device).graphsafe_get_state())
 
 
-def padded(lesson: Lesson | Ticket, sizes: dict[str, int], units: int) -> Lesson | Ticket:
+def padded(
+    training_batch: TrainingBatch | IndexedBatch, sizes: dict[str, int], units: int
+) -> TrainingBatch | IndexedBatch:
     """The same batch in larger tensors, with one patient more, whose rows are not real."""
     rows = sizes["rows"]
-    if isinstance(lesson, Ticket):
+    if isinstance(training_batch, IndexedBatch):
         return replace(
-            lesson, rows=_grow(lesson.rows, rows, 0), real=_grow(lesson.real, rows, False),
-            open=_grow(lesson.open, sizes["open"], 0), open_real=_grow(lesson.open_real, sizes["open"], 0),
+            training_batch, rows=_grow(training_batch.rows, rows, 0), real=_grow(training_batch.real, rows, False),
+            open=_grow(training_batch.open, sizes["open"], 0), open_real=_grow(training_batch.open_real, sizes["open"], 0),
         )  # fmt: skip
-    hidden, visits = lesson.hidden, sizes["visits"] or None
-    return Lesson(
-        _pad_batch(lesson.shown, rows, units, visits), _pad_plan(lesson.how, sizes, units),
+    hidden, visits = training_batch.hidden, sizes["visits"] or None
+    return TrainingBatch(
+        _pad_batch(training_batch.shown, rows, units, visits), _pad_plan(training_batch.how, sizes, units),
         None if hidden is None else _pad_batch(hidden, rows, units, visits),
     )  # fmt: skip
 
 
-def _kind(lesson: Lesson | Ticket) -> tuple[bool, ...]:
+def _kind(training_batch: TrainingBatch | IndexedBatch) -> tuple[bool, ...]:
     """What a graph cannot leave open."""
-    if isinstance(lesson, Ticket):
-        return (len(lesson.open) > 0,)
-    how = lesson.how
-    return len(how.line) > 0, how.draws_levels, lesson.hidden is None, len(how.open) > 0
+    if isinstance(training_batch, IndexedBatch):
+        return (len(training_batch.open) > 0,)
+    how = training_batch.how
+    return len(how.line) > 0, how.draws_levels, training_batch.hidden is None, len(how.open) > 0
 
 
-def _room(size: int, name: str, lesson: Lesson | Ticket) -> int:
-    """Rows by reference come in equal batches, but for the last; of others there may be more another time."""
-    if isinstance(lesson, Ticket) and name == "rows":
+def _room(size: int, name: str, training_batch: TrainingBatch | IndexedBatch) -> int:
+    """Loader by reference come in equal batches, but for the last; of others there may be more another time."""
+    if isinstance(training_batch, IndexedBatch) and name == "rows":
         return size
     return math.ceil(size * ROOM) + (1 if name in ("lines", "scenarios") else 0)
 
 
-def _sizes(lesson: Lesson | Ticket) -> dict[str, int]:
-    if isinstance(lesson, Ticket):
-        return {"rows": len(lesson.rows), "open": len(lesson.open)}
-    how = lesson.how
-    visits = max(lesson.shown.longest or 0, 0 if how.pad is None else how.pad.places.shape[1])
+def _sizes(training_batch: TrainingBatch | IndexedBatch) -> dict[str, int]:
+    if isinstance(training_batch, IndexedBatch):
+        return {"rows": len(training_batch.rows), "open": len(training_batch.open)}
+    how = training_batch.how
+    visits = max(training_batch.shown.longest or 0, 0 if how.pad is None else how.pad.places.shape[1])
     return {
-        "rows": len(lesson.shown), "lines": len(how.row), "scenarios": len(how.chance), "pairs": len(how.line),
+        "rows": len(training_batch.shown), "lines": len(how.row), "scenarios": len(how.probability), "pairs": len(how.line),
         "open": len(how.open), "visits": visits,
     }  # fmt: skip
 
@@ -198,11 +204,15 @@ def _grow(values: Tensor, size: int, filler: float, dim: int = 0) -> Tensor:
 
 
 def _pad_batch(batch: Batch, rows: int, units: int, visits: int | None) -> Batch:
-    given = batch.given
+    given = batch.conditional_prior
     if given is not None:
-        belief = given.belief
-        given = RowPrior(
-            Belief(_grow(belief.mean, rows, 0), _grow(belief.var, rows, 1), _grow(belief.log_prob, rows, 0)),
+        distribution = given.distribution
+        given = ConditionalPrior(
+            FactorisedDistribution(
+                _grow(distribution.mean, rows, 0),
+                _grow(distribution.var, rows, 1),
+                _grow(distribution.log_prob, rows, 0),
+            ),
             _grow(given.log_marginal, rows, 0),
         )
     scale = batch.scale
@@ -226,7 +236,7 @@ def _pad_plan(how: Plan, sizes: dict[str, int], units: int) -> Plan:
         how, row=_grow(how.row, lines, 0), scenario=_grow(how.scenario, lines, scenarios - 1),
         sample=_grow(how.sample, lines, 0), first=_grow(how.first, lines, lines - 1),
         unit=_grow(how.unit, scenarios, 0), draw=_grow(how.draw, scenarios, 0),
-        chance=_grow(how.chance, scenarios, 0),
+        probability=_grow(how.probability, scenarios, 0),
         line=_grow(how.line, pairs, lines - 1), entry_row=_grow(how.entry_row, pairs, 0),
         entry_column=_grow(how.entry_column, pairs, 0), place=_grow(how.place, pairs, scenarios - 1),
         code=_grow(how.code, pairs, 0), listed=_grow(how.listed, pairs, True), lots=_grow(how.lots, rows, False),
@@ -241,10 +251,10 @@ def _same(value: Tensor) -> Tensor:
 
 
 def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A lesson with every tensor changed."""
+    """A training_batch with every tensor changed."""
     if isinstance(value, Tensor):
         return change(value)
-    if isinstance(value, Batch | Plan | Belief | RowPrior | Ticket):
+    if isinstance(value, Batch | Plan | FactorisedDistribution | ConditionalPrior | IndexedBatch):
         return replace(value, **{part.name: _map(getattr(value, part.name), change) for part in fields(value)})
     if isinstance(value, tuple):
         return type(value)(*(_map(part, change) for part in value))

@@ -53,12 +53,12 @@ class Team:
         """Whether any process says so."""
         return flag
 
-    def of_main(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         """What the main process has, its tensors on the host; numbers, texts, tensors, lists, tuples and dicts."""
         return value
 
 
-ALONE = Team()
+SINGLE = Team()
 
 
 class Ranks(Team):
@@ -87,7 +87,7 @@ class Ranks(Team):
     def any(self, flag: bool) -> bool:
         return self._meet(flag=flag)
 
-    def of_main(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         held = [None]
         if self.main:
             buffer = io.BytesIO()

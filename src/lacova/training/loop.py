@@ -15,10 +15,10 @@ from lacova.inference.vae import ConditionalVAE
 from lacova.training.checkpoint import Checkpoint, Record, State
 from lacova.training.distributed import Team
 from lacova.training.interrupt import noted_interrupt
-from lacova.training.loader import Rows
+from lacova.training.loader import Loader
 from lacova.training.options import FitOptions, TrainingError
 from lacova.training.progress import progress
-from lacova.training.step import TERMS, Exam, Step
+from lacova.training.step import TERMS, Step, Validator
 
 
 class Outcome(NamedTuple):
@@ -29,7 +29,11 @@ class Outcome(NamedTuple):
 
 
 def fit(
-    vae: ConditionalVAE, train: Rows, validation: Rows | None, options: FitOptions, checkpoint: Checkpoint | None = None
+    vae: ConditionalVAE,
+    train: Loader,
+    validation: Loader | None,
+    options: FitOptions,
+    checkpoint: Checkpoint | None = None,
 ) -> Outcome:
     """Train in place; records have terms per training row, and the validation rows' bound per row.
 
@@ -43,10 +47,10 @@ def fit(
     if checkpoint is not None:
         checkpoint.begin(vae, step.optimiser, state, train, validation, asked)
     _start_alike(team, vae, step.optimiser, state)
-    train.prepare(vae)
+    train.condition(vae)
     if validation is not None:
-        validation.prepare(vae)
-    exam = None if validation is None else Exam(vae, options, validation)
+        validation.condition(vae)
+    validator = None if validation is None else Validator(vae, options, validation)
     with noted_interrupt() as interrupt, progress(options.epochs, options.progress if team.main else False) as bar:
 
         def pause() -> bool:
@@ -56,7 +60,7 @@ def fit(
             return team.any(interrupt.asked)
 
         while not (_done(state, validation is not None, options) or pause()):
-            _epoch(vae, step, exam, state, train, options, pause)
+            _epoch(vae, step, validator, state, train, options, pause)
             if bar is not None and state.step == 0:
                 bar.show(state.epoch, state.records[-1])
     stopped = not _done(state, validation is not None, options)
@@ -67,9 +71,9 @@ def fit(
     if state.best_weights is not None:
         vae.load_state_dict(state.best_weights)
         if options.prior_every is not None:
-            train.prepare(vae)
+            train.condition(vae)
     vae.eval()
-    _absorb(vae, train, options, state.epoch if state.step else state.epoch - 1)
+    _cache_posterior(vae, train, options, state.epoch if state.step else state.epoch - 1)
     if checkpoint is not None and not stopped:
         checkpoint.end()
     return Outcome(state.records, _interrupted(state, options, checkpoint) if stopped else None)
@@ -80,7 +84,7 @@ def _start_alike(team: Team, vae: ConditionalVAE, optimiser: torch.optim.Optimiz
     if team.size == 1:
         return
     stored = {name: value for name, value in vars(state).items() if name != "sums"}
-    weights, moments, sums, stored = team.of_main((vae.state_dict(), optimiser.state_dict(), state.sums, stored))
+    weights, moments, sums, stored = team.broadcast((vae.state_dict(), optimiser.state_dict(), state.sums, stored))
     vae.load_state_dict(weights)
     optimiser.load_state_dict(moments)
     state.sums.copy_(sums)
@@ -104,7 +108,7 @@ def _done(state: State, validated: bool, options: FitOptions) -> bool:
 
 
 def _epoch(
-    vae: ConditionalVAE, step: Step, exam: Exam | None, state: State, train: Rows, options: FitOptions,
+    vae: ConditionalVAE, step: Step, validator: Validator | None, state: State, train: Loader, options: FitOptions,
     pause: Callable[[], bool],
 ) -> None:  # fmt: skip
     """One epoch, or what is left of it; up to where `pause`, asked after every step but the last, says to stop."""
@@ -114,22 +118,22 @@ def _epoch(
         noise = torch.Generator(train.device).manual_seed(1_000_003 * options.seed + epoch)
         vae.update_prior(train.complete(vae, noise))
         if train.team.size > 1:
-            vae.load_state_dict(train.team.of_main(vae.state_dict()))
-        train.prepare(vae)
-        if exam is not None:
-            exam.rows.prepare(vae)
+            vae.load_state_dict(train.team.broadcast(vae.state_dict()))
+        train.condition(vae)
+        if validator is not None:
+            validator.rows.condition(vae)
     with _named_failure(epoch):
-        for lesson in train.epoch(vae, epoch, state.step):
-            state.sums += step(lesson, epoch * train.steps + state.step, options.weight(epoch))
+        for training_batch in train.epoch(vae, epoch, state.step):
+            state.sums += step(training_batch, epoch * train.steps + state.step, options.weight(epoch))
             state.step += 1
             if state.step < train.steps and pause():
                 return
     record = {"epoch": epoch + 1.0, **_record(state.sums / (train.steps * train.length), epoch, options)}
-    if exam is not None:
-        record["validation"], asked = train.team.of_main(exam())  # all stop early, or none
-        score = record["validation"] + options.recall * asked
-        if options.recall:
-            record["validation_recall"] = asked
+    if validator is not None:
+        record["validation"], asked = train.team.broadcast(validator())  # all stop early, or none
+        score = record["validation"] + options.masked_loss * asked
+        if options.masked_loss:
+            record["validation_masked_log_prob"] = asked
         if score > state.best:
             state.best, state.best_weights, state.best_epoch = score, copy.deepcopy(vae.state_dict()), epoch
     state.records.append(record)
@@ -139,24 +143,24 @@ def _epoch(
 
 def _record(sums: Tensor, epoch: int, options: FitOptions) -> Record:
     record = dict(zip(TERMS, sums.tolist(), strict=True))
-    if not options.recall:
-        del record["recall"]
+    if not options.masked_loss:
+        del record["masked_log_prob"]
     broken = ", ".join(name for name, value in record.items() if not math.isfinite(value))
     if broken:
         raise _failure(epoch, broken)
     return record
 
 
-def _absorb(vae: ConditionalVAE, train: Rows, options: FitOptions, epoch: int) -> None:
+def _cache_posterior(vae: ConditionalVAE, train: Loader, options: FitOptions, epoch: int) -> None:
     """Let the prior take in all training rows at the final weights, which the last step left unchecked."""
     noise = torch.Generator(train.device).manual_seed(options.seed)
     with _named_failure(epoch), torch.no_grad():
-        first = next(train.in_order(vae, hide=False)).lesson().shown
+        first = next(train.in_order(vae, hide=False)).training_batch().shown
         terms = elbo(vae, first, noise, options.samples, options.cap)
         _record(torch.stack([getattr(terms, name) for name in TERMS[:-1]] + [terms.elbo]), epoch, options)
-        vae.prior.absorb(
-            encode(vae, lesson.lesson().shown, noise, options.samples, options.cap)
-            for lesson in train.in_order(vae, hide=False)
+        vae.prior.cache_posterior(
+            encode(vae, training_batch.training_batch().shown, noise, options.samples, options.cap)
+            for training_batch in train.in_order(vae, hide=False)
         )
 
 

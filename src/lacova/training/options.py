@@ -30,7 +30,7 @@ class FitOptions:
         latent_weight: the latent KL counts so many times at first and falls, geometrically, to once. This makes a
             decoder that sees x learn what x explains before z can take its place; `CVAE` therefore starts at 100.
         latent_epochs: epochs until it counts once; None for a third of `max_epochs`.
-        recall: weight of the term that hides observed covariates from q(x_u | ·) and asks for them; 0 leaves it out.
+        masked_loss: weight of the term that hides observed covariates from q(x_u | ·) and asks for them; 0 leaves it out.
             Models whose q sees y have 1.
         encoder_dropout: in every step, each row hides a share of its observed measurements from the encoder, anything
             between none and this, but never all it has; the bound asks for all of them. The encoder learns to cope with
@@ -59,7 +59,7 @@ class FitOptions:
     patience: int | None = None
     latent_weight: float = 1.0
     latent_epochs: int | None = None
-    recall: float = 0.0
+    masked_loss: float = 0.0
     encoder_dropout: float = 0.0
     prior_every: int | None = None
     samples: int = 1
@@ -88,8 +88,8 @@ class FitOptions:
         for name in ("learning_rate", "fast_learning_rate", "latent_weight"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)!r}.")
-        if not self.recall >= 0:
-            raise ValueError(f"recall must not be negative, got {self.recall!r}.")
+        if not self.masked_loss >= 0:
+            raise ValueError(f"masked_loss must not be negative, got {self.masked_loss!r}.")
         if not 0 <= self.encoder_dropout <= 1:
             raise ValueError(f"encoder_dropout must lie in [0, 1], got {self.encoder_dropout!r}.")
         if not 0 < self.natural_rate <= 1:

@@ -10,22 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lacova.covariates.masked_loss import recall
-from lacova.covariates.scenarios import Noise
+from lacova.covariates.masked_loss import masked_log_prob
+from lacova.covariates.scenarios import StandardDraws
 from lacova.inference.objective import Terms, bound, weighted
 from lacova.inference.vae import ConditionalVAE
 from lacova.priors.base import GPPrior
 from lacova.priors.gp.inducing import NaturalStatistics
 from lacova.training.cuda_graph import Captured, available, log
-from lacova.training.distributed import ALONE, Team
-from lacova.training.loader import Lesson, Rows, Ticket
+from lacova.training.distributed import SINGLE, Team
+from lacova.training.loader import IndexedBatch, Loader, TrainingBatch
 from lacova.training.options import FitOptions
 
 POSTERIOR_DECAY = 100.0
 # Layouts stay as they are, or else strides differ from those that cuDNN returns. Small kernels side by side become one:
 # a third fewer of them.
 COMPILE: dict[str, Any] = {"layout_optimization": False, "combo_kernels": True}
-TERMS = ("reconstruction", "kl_latent", "kl_inducing", "kl_covariates", "elbo", "recall")
+TERMS = ("reconstruction", "kl_latent", "kl_inducing", "kl_covariates", "elbo", "masked_log_prob")
 
 
 class Step:
@@ -41,7 +41,7 @@ class Step:
 
     def __init__(
         self, vae: ConditionalVAE, options: FitOptions, units: int, length: int, device: torch.device,
-        team: Team = ALONE,
+        team: Team = SINGLE,
     ) -> None:  # fmt: skip
         self.vae, self.options, self.length, self.team = vae, options, length, team
         self.noise = torch.Generator(device)
@@ -53,26 +53,26 @@ class Step:
         self._loss = torch.compile(loss, dynamic=False, options=COMPILE) if compiled else loss
         if available(device):
             log.info("steps are %s%s", "captured" if capture else "taken one by one", ", compiled" * compiled)
-        self._run: Callable[[Lesson | Ticket, float], Tensor] = self._take
+        self._run: Callable[[TrainingBatch | IndexedBatch, float], Tensor] = self._take
         if capture:
             self._run = Captured(self._take, self.noise, min(units, options.batch_size), self._undo, self._give_up)
 
-    def __call__(self, lesson: Lesson | Ticket, number: int, weight: float) -> Tensor:
+    def __call__(self, training_batch: TrainingBatch | IndexedBatch, number: int, weight: float) -> Tensor:
         """Take one step and return its TERMS, detached, on the device.
 
         Args:
-            lesson: the batch.
+            training_batch: the batch.
             number: of the step since training began; seeds its noise.
             weight: how often the latent KL counts.
         """
         self.noise.manual_seed(1_000_003 * self.options.seed + number)
-        return self._run(lesson, weight)
+        return self._run(training_batch, weight)
 
-    def _take(self, ticket: Lesson | Ticket, weight: float | Tensor) -> Tensor:
-        lesson = ticket.lesson()
-        noise = lesson.noise(self.vae, self.options.draws, self.noise, self.options.encoder_dropout)
+    def _take(self, indexed: TrainingBatch | IndexedBatch, weight: float | Tensor) -> Tensor:
+        training_batch = indexed.training_batch()
+        noise = training_batch.draw_eps(self.vae, self.options.draws, self.noise, self.options.encoder_dropout)
         value, terms, statistics = self._loss(
-            self.vae, lesson, noise, weight, self.options.recall, self.options.importance > 1
+            self.vae, training_batch, noise, weight, self.options.masked_loss, self.options.importance > 1
         )
         self.optimiser.zero_grad(set_to_none=True)
         (value / self.length).backward()
@@ -103,13 +103,13 @@ class Step:
         return restore
 
 
-class Exam:
+class Validator:
     """The bound and recall per row on held-out rows, with the same noise every time."""
 
-    def __init__(self, vae: ConditionalVAE, options: FitOptions, rows: Rows) -> None:
+    def __init__(self, vae: ConditionalVAE, options: FitOptions, rows: Loader) -> None:
         self.vae, self.options, self.rows = vae, options, rows
         self.noise = torch.Generator(rows.device)
-        self._run: Callable[[Lesson | Ticket, float], Tensor] = self._judge
+        self._run: Callable[[TrainingBatch | IndexedBatch, float], Tensor] = self._judge
         if _captures(vae, options, rows.device, rows.team):
             self._run = Captured(self._judge, self.noise, min(rows.units, options.batch_size))
 
@@ -118,29 +118,29 @@ class Exam:
         self.vae.eval()
         self.noise.manual_seed(self.options.seed)
         total = torch.zeros(2, dtype=torch.float64, device=self.rows.device)
-        for lesson in self.rows.in_order(self.vae, team=self.rows.team):
-            total += self._run(lesson, 1.0)
+        for training_batch in self.rows.in_order(self.vae, team=self.rows.team):
+            total += self._run(training_batch, 1.0)
         self.rows.team.sum([total])
         bound, asked = (total / self.rows.length).tolist()
         return bound, asked
 
-    def _judge(self, ticket: Lesson | Ticket, weight: float | Tensor) -> Tensor:
-        lesson = ticket.lesson()
-        noise = lesson.noise(self.vae, self.options.draws, self.noise)
-        terms, asked = estimate(self.vae, lesson, noise, self.options.importance > 1)
+    def _judge(self, indexed: TrainingBatch | IndexedBatch, weight: float | Tensor) -> Tensor:
+        training_batch = indexed.training_batch()
+        noise = training_batch.draw_eps(self.vae, self.options.draws, self.noise)
+        terms, asked = estimate(self.vae, training_batch, noise, self.options.importance > 1)
         return torch.stack([terms.data, asked])
 
 
 def loss(
     vae: ConditionalVAE,
-    lesson: Lesson,
-    noise: Noise,
+    training_batch: TrainingBatch,
+    noise: StandardDraws,
     weight: float | Tensor,
     recall_weight: float,
     importance: bool = False,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """What a step makes small, the TERMS, detached, and the statistics of v: plain tensors, which torch can compile."""
-    terms, asked = estimate(vae, lesson, noise, importance)
+    terms, asked = estimate(vae, training_batch, noise, importance)
     value = (weight - 1.0) * terms.kl_latent - terms.elbo - recall_weight * asked
     return value, values(terms, asked), () if terms.statistics is None else tuple(terms.statistics)
 
@@ -150,21 +150,25 @@ def values(terms: Terms, asked: Tensor) -> Tensor:
     return torch.stack([*(getattr(terms, name).detach() for name in TERMS[:-1]), asked.detach()])
 
 
-def estimate(vae: ConditionalVAE, lesson: Lesson, noise: Noise, importance: bool = False) -> tuple[Terms, Tensor]:
+def estimate(
+    vae: ConditionalVAE, training_batch: TrainingBatch, noise: StandardDraws, importance: bool = False
+) -> tuple[Terms, Tensor]:
     """The bound of a batch, and log q of its hidden covariates, scaled to the table; 0 without recall.
 
     With `importance`, the samples of the noise are weighted against each other.
     """
-    shown, q = lesson.shown, vae.covariate_posterior
-    sight = q.sight(shown)
-    q_x = q(shown, sight)
+    shown, q = training_batch.shown, vae.covariate_posterior
+    y_embedding = q.embed_y(shown)
+    q_x = q(shown, y_embedding)
     importance = importance or vae.missingness is not None  # which speaks of y as drawn
-    terms = weighted(vae, shown, noise, q_x) if importance else bound(vae, shown, lesson.how, noise, q_x)
-    if lesson.part is not None:
-        terms = replace(terms, kl_inducing=lesson.part.once * terms.kl_inducing)
-    if lesson.hidden is None:
+    terms = weighted(vae, shown, noise, q_x) if importance else bound(vae, shown, training_batch.how, noise, q_x)
+    if training_batch.part is not None:
+        terms = replace(terms, kl_inducing=training_batch.part.once * terms.kl_inducing)
+    if training_batch.hidden is None:
         return terms, shown.x.new_zeros(())
-    return terms, shown.scale * recall(q(lesson.hidden, sight), shown, lesson.hidden, vae.space)
+    return terms, shown.scale * masked_log_prob(
+        q(training_batch.hidden, y_embedding), shown, training_batch.hidden, vae.space
+    )
 
 
 def _captures(vae: ConditionalVAE, options: FitOptions, device: torch.device, team: Team) -> bool:
@@ -183,13 +187,13 @@ def _gradients(vae: ConditionalVAE) -> list[Tensor]:
 
 def _optimiser(vae: ConditionalVAE, options: FitOptions, units: int, capturable: bool) -> torch.optim.Optimizer:
     fast = [*vae.likelihood.parameters(), *(vae.prior.parameters() if isinstance(vae.prior, GPPrior) else ())]
-    for part in (vae.intercepts, vae.missingness):
+    for part in (vae.random_effects, vae.missingness):
         fast += [] if part is None else part.parameters()
     posterior = list(vae.covariate_posterior.parameters())
     known = {id(p) for p in (*fast, *posterior)}
     networks = [p for p in vae.parameters() if id(p) not in known]
     # By recall, q would soon know a few dozen patients by heart: a prior of its weights, worth so many of them.
-    decay = POSTERIOR_DECAY / units if options.recall else 0.0
+    decay = POSTERIOR_DECAY / units if options.masked_loss else 0.0
     return torch.optim.AdamW(
         [
             {"params": networks, "lr": options.learning_rate},

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from lacova.covariates.masked_loss import hide as hidden_more
 from lacova.data.batches import Batches
-from lacova.data.distributions import Belief, RowPrior
+from lacova.data.distributions import ConditionalPrior, FactorisedDistribution
 from lacova.data.encoder import Table
 from lacova.data.io.archive import digest
 from lacova.data.io.parquet import Layout, Part, Source, beginnings
 from lacova.inference.vae import ConditionalVAE
-from lacova.training.distributed import ALONE, Team
-from lacova.training.loader import Lesson, Rows, TableRows
+from lacova.training.distributed import SINGLE, Team
+from lacova.training.loader import Loader, TableLoader, TrainingBatch
 from lacova.training.options import FitOptions
 
 T = TypeVar("T")
@@ -38,17 +38,19 @@ class Buffer(NamedTuple):
 
     def to(self, device: torch.device) -> Buffer:
         shown, hidden = self.shown.to(device), self.hidden
-        if hidden is not None and hidden.given is not None:
-            hidden = replace(shown, x_mask=hidden.x_mask.to(device), given=hidden.given.to(device))
+        if hidden is not None and hidden.conditional_prior is not None:
+            hidden = replace(
+                shown, x_mask=hidden.x_mask.to(device), conditional_prior=hidden.conditional_prior.to(device)
+            )
         return self._replace(shown=shown, hidden=hidden)
 
 
-class StreamRows(Rows):
+class StreamLoader(Loader):
     """The rows of a source, whose memory does not depend on their number.
 
     In an epoch, row groups come in random order. Those that make up `options.buffer_rows` rows, or one that is larger,
     are a pool, whose units are shuffled. A pool is prepared in parts of about that many rows; where a GPU trains, the
-    next one meanwhile. If one pool holds all, batches are those of `TableRows`.
+    next one meanwhile. If one pool holds all, batches are those of `TableLoader`.
 
     Args:
         source: where the rows are.
@@ -64,30 +66,30 @@ class StreamRows(Rows):
 
     def __init__(
         self, source: Source, layout: Layout, columns: Sequence[str], encode: Callable[[pa.Table], Table],
-        sample: Table, share: Tensor, options: FitOptions, device: torch.device, team: Team = ALONE,
+        sample: Table, share: Tensor, options: FitOptions, device: torch.device, team: Team = SINGLE,
     ) -> None:  # fmt: skip
         self.source, self.layout, self.columns, self.encode = source, layout, columns, encode
         self.share, self.options, self.device, self.team = share, options, device, team
-        self.sample = TableRows(sample, share, options, device)
+        self.sample = TableLoader(sample, share, options, device)
         self.length, self.units = int(layout.rows.sum()), int(layout.units.sum())
         self.size = min(options.batch_size, self.units)
         self.steps = -(-self.units // self.size)
         self.ahead = device.type != "cpu"  # two threads of one Python are no faster than one on processors
 
-    def prepare(self, vae: ConditionalVAE) -> None:
+    def condition(self, vae: ConditionalVAE) -> None:
         """Keep the prior on the host: rows are prepared there as they are read, in a thread that leaves a GPU alone."""
         self.prior = copy.deepcopy(vae.covariate_prior).cpu()
 
-    def epoch(self, vae: ConditionalVAE, epoch: int, first: int = 0) -> Iterator[Lesson]:
+    def epoch(self, vae: ConditionalVAE, epoch: int, first: int = 0) -> Iterator[TrainingBatch]:
         order = torch.randperm(len(self.layout.units), generator=self._generator(epoch, 0))
-        return self._lessons(vae, order.tolist(), epoch, first * self.size, None, self.team, hide=True)
+        return self._training_batches(vae, order.tolist(), epoch, first * self.size, None, self.team, hide=True)
 
-    def in_order(self, vae: ConditionalVAE, *, hide: bool = True, team: Team = ALONE) -> Iterator[Lesson]:
-        return self._lessons(vae, list(range(len(self.layout.units))), 0, 0, 1.0, team, hide=hide)
+    def in_order(self, vae: ConditionalVAE, *, hide: bool = True, team: Team = SINGLE) -> Iterator[TrainingBatch]:
+        return self._training_batches(vae, list(range(len(self.layout.units))), 0, 0, 1.0, team, hide=hide)
 
     def complete(self, vae: ConditionalVAE, noise: torch.Generator) -> Table:
         """Of the sample."""
-        self.sample.prepare(vae)
+        self.sample.condition(vae)
         return self.sample.complete(vae, noise)
 
     def fingerprint(self) -> str:
@@ -99,10 +101,10 @@ class StreamRows(Rows):
         """Of the part's order and of what is hidden in it; that of part 0 is that of a table in memory."""
         return torch.Generator().manual_seed((1_000_003 * self.options.seed + epoch + 7_368_787_003 * part) % 2**63)
 
-    def _lessons(
+    def _training_batches(
         self, vae: ConditionalVAE, pieces: list[int], epoch: int, skip: int, scale: float | None, team: Team, *,
         hide: bool,
-    ) -> Iterator[Lesson]:  # fmt: skip
+    ) -> Iterator[TrainingBatch]:  # fmt: skip
         """Shuffled, if the batches are to be scaled."""
         rest: Buffer | None = None
         left = self.units - skip
@@ -115,7 +117,7 @@ class StreamRows(Rows):
                 hidden = buffer.hidden
                 ready = len(order) if len(order) >= left else len(order) // self.size * self.size
                 for units in order[:ready].split(self.size) if ready else ():
-                    yield self._lesson(vae, shown, hidden, buffer.mask, units, scale, team)
+                    yield self._training_batch(vae, shown, hidden, buffer.mask, units, scale, team)
                 left -= ready
                 rest = None if ready == len(order) else _keep(buffer, order[ready:])
 
@@ -156,10 +158,10 @@ class StreamRows(Rows):
         unit = beginnings(found.prints).cumsum() - 1
         chosen = np.isin(unit, own.numpy()) if len(own) <= unit[-1] else np.ones(len(unit), dtype=bool)
         table = self.encode(found.take(chosen).table)
-        shown, hidden = replace(table, given=self.prior.prepare(table)), None
-        if lot is not None and self.options.recall:
+        shown, hidden = replace(table, conditional_prior=self.prior.condition(table)), None
+        if lot is not None and self.options.masked_loss:
             hidden = hidden_more(table, self.prior.space, self.share, lot)
-            hidden = replace(hidden, given=self.prior.prepare(hidden))
+            hidden = replace(hidden, conditional_prior=self.prior.condition(hidden))
         return Buffer(shown, hidden, table.x_mask, order)
 
 
@@ -172,7 +174,7 @@ def _keep(buffer: Buffer, units: Tensor) -> Buffer:
 
 def _take(table: Table, rows: Tensor, unit: Tensor) -> Table:
     patient, rows = None if table.patient is None else unit, rows.to(table.y.device)
-    given = None if table.given is None else table.given.take(rows)
+    given = None if table.conditional_prior is None else table.conditional_prior.take(rows)
     return Table(table.y[rows], table.y_mask[rows], table.x[rows], table.x_mask[rows], patient, (), given)
 
 
@@ -188,10 +190,13 @@ def _concatenate(a: Table, b: Table) -> Table:
     if a.patient is not None and b.patient is not None:
         patient = torch.cat([a.patient, int(a.patient.max()) + 1 + b.patient])
     given = None
-    if a.given is not None and b.given is not None:
-        one, two = a.given.belief, b.given.belief
+    if a.conditional_prior is not None and b.conditional_prior is not None:
+        one, two = a.conditional_prior.distribution, b.conditional_prior.distribution
         law = (torch.cat([getattr(one, name), getattr(two, name)]) for name in ("mean", "var", "log_prob"))
-        given = RowPrior(Belief(*law), torch.cat([a.given.log_marginal, b.given.log_marginal]))
+        given = ConditionalPrior(
+            FactorisedDistribution(*law),
+            torch.cat([a.conditional_prior.log_marginal, b.conditional_prior.log_marginal]),
+        )
     y, y_mask, x, x_mask = (torch.cat([getattr(a, name), getattr(b, name)]) for name in ("y", "y_mask", "x", "x_mask"))
     return Table(y, y_mask, x, x_mask, patient, (), given)
 

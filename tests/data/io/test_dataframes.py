@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lacova import CVAE, DataError, Dense, Schema
-from lacova.data.encoder import Codec
+from lacova.data.encoder import TableEncoder
 from lacova.data.io.dataframes import to_pandas
 
 SCHEMA = Schema(["alt", "ast"], {"age": "continuous", "sex": "categorical"}, "id", "day", ["age", "sex"])
@@ -128,9 +128,9 @@ NUMBERS = [7, 9, None, 12]
 def filled(table, column, y=9.6, x=1.0, c=1.0):
     """The column after its gaps were filled, by y and x in units of their own, and by the level with code c."""
     frame, origin = to_pandas(table, ROWS.columns)
-    codec = Codec.learn(ROWS, frame)
-    x = (x - codec.x_shift[0]) / codec.x_scale[0]
-    done = codec.fill(frame, np.full((4, 1), y), torch.tensor([[x, c]] * 4, dtype=torch.float64))
+    encoder = TableEncoder.learn(ROWS, frame)
+    x = (x - encoder.x_shift[0]) / encoder.x_scale[0]
+    done = encoder.fill(frame, np.full((4, 1), y), torch.tensor([[x, c]] * 4, dtype=torch.float64))
     return origin.complete(done)[column]
 
 
@@ -247,14 +247,14 @@ def test_polars_levels_are_numbered_alike_in_every_process():
     # The numbers behind a Categorical depend on which texts the process met first.
     pl.Series(["v", "u"], dtype=pl.Categorical)
     frame, _ = to_pandas(polars_table(c=pl.Series(["v", "u", None, "v"], dtype=pl.Categorical)))
-    assert Codec.learn(ROWS, frame).levels["c"] == ("u", "v")
+    assert TableEncoder.learn(ROWS, frame).levels["c"] == ("u", "v")
 
 
 # A level that training knew and the table's type does not.
 
 
 def learnt():
-    return Codec.learn(ROWS, to_pandas(polars_table())[0])
+    return TableEncoder.learn(ROWS, to_pandas(polars_table())[0])
 
 
 def imputed_as_v(table):
@@ -305,7 +305,7 @@ def test_other_columns_come_back_as_they_were(draws):
     )
     for one in (table, table.drop("time", "nothing").to_arrow()):
         frame, origin = to_pandas(one, ROWS.columns)
-        done = Codec.learn(ROWS, frame).fill(frame, np.zeros((4, 1)), torch.zeros(4, 2))
+        done = TableEncoder.learn(ROWS, frame).fill(frame, np.zeros((4, 1)), torch.zeros(4, 2))
         result = pl.DataFrame(origin.complete(pd.concat([done] * draws)))
         expected = pl.concat([pl.DataFrame(one)] * draws)
         assert result.schema == expected.schema
@@ -317,7 +317,7 @@ def test_other_columns_come_back_as_they_were(draws):
 def test_rows_follow_the_index_of_the_result(library):
     table = LIBRARIES[library][0](visits())
     frame, origin = to_pandas(table, SCHEMA.columns)
-    done = Codec.learn(SCHEMA, frame).fill(frame, np.zeros((18, 2)), torch.zeros(18, 3))
+    done = TableEncoder.learn(SCHEMA, frame).fill(frame, np.zeros((18, 2)), torch.zeros(18, 3))
     order = [4, 4, 17, 0]
     same(origin.complete(done.iloc[order]), done.assign(note=visits()["note"]).iloc[order])
 
@@ -407,5 +407,7 @@ def test_numbers_as_text_stay_text():
 
 def test_levels_of_mixed_types_stay_what_they_are():
     frame = polars_table().to_pandas().assign(c=pd.Series([2, "b", None, None], dtype=object))
-    done = Codec.learn(ROWS, frame).fill(frame, np.zeros((4, 1)), torch.tensor([[0.0, code] for code in (0, 0, 1, 0)]))
+    done = TableEncoder.learn(ROWS, frame).fill(
+        frame, np.zeros((4, 1)), torch.tensor([[0.0, code] for code in (0, 0, 1, 0)])
+    )
     assert done["c"].tolist() == [2, "b", "b", 2]

@@ -11,7 +11,7 @@ import pytest
 
 import lacova.data.survey
 from lacova import DataError, Schema
-from lacova.data.encoder import Codec
+from lacova.data.encoder import TableEncoder
 from lacova.data.io.parquet import Source, Surveyor, beginnings, open_source, writing
 from lacova.data.survey import MOST_LEVELS, survey
 
@@ -228,7 +228,7 @@ def test_a_survey_teaches_what_the_table_teaches(written, monkeypatch, group):
     monkeypatch.setattr(lacova.data.survey, "CHUNK_ROWS", 20)
     frame = visits()
     found = survey(opened(written(frame, group)), SCHEMA, 0)
-    whole, parts = Codec.learn(SCHEMA, frame), Codec.of(found.tally)
+    whole, parts = TableEncoder.learn(SCHEMA, frame), TableEncoder.from_statistics(found.statistics)
     for name in ("y_shift", "y_scale", "x_shift", "x_scale"):
         np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), rtol=1e-12)
     assert parts.levels == whole.levels

@@ -212,7 +212,7 @@ def test_patient_batches_average_to_the_whole_with_ragged_visits(trends):
 def test_natural_step_of_size_one_lands_on_the_optimum(trends):
     t = toys.toy(own=False, trends=trends)
     points = InducingPoints(t.inducing, toys.SPACE, toys.L)
-    statistics = rows_of(t, everyone(t), points.belief()).statistics
+    statistics = rows_of(t, everyone(t), points.distribution()).statistics
     points.natural_step(statistics, 1.0)
     for l in range(toys.L):
         kss = toys.kernel_by_loops(t.kernel, t.inducing, t.inducing, t.kernel.shared, l)
@@ -220,7 +220,7 @@ def test_natural_step_of_size_one_lands_on_the_optimum(trends):
         # Hensman et al.: with Λ = σ⁻²K_SS⁻¹K_SX K_XS K_SS⁻¹ + K_SS⁻¹, H = Λ⁻¹ and m = σ⁻²Λ⁻¹K_SS⁻¹K_SX μ.
         inv = torch.linalg.inv(kss)
         precision = inv @ ksx @ ksx.T @ inv / t.noise[l] + inv
-        mean, covariance = unwhiten(t, points.belief(), l)
+        mean, covariance = unwhiten(t, points.distribution(), l)
         close(covariance, torch.linalg.inv(precision), rtol=1e-7)
         close(mean, torch.linalg.solve(precision, inv @ ksx @ t.mean[l]) / t.noise[l], rtol=1e-7)
 
@@ -229,8 +229,8 @@ def test_natural_step_follows_the_natural_gradient():
     """A step in the natural parameters is minus the gradient with respect to the expectation parameters."""
     t = toys.toy(visits=(3, 2), inducing=3)
     points = InducingPoints(t.inducing, toys.SPACE, toys.L)
-    points.natural_step(patients_of(t, [0, 1], points.belief()).statistics, 0.3)
-    start = points.belief()
+    points.natural_step(patients_of(t, [0, 1], points.distribution()).statistics, 0.3)
+    start = points.distribution()
     first = start.mean.clone().requires_grad_()
     second = (torch.cholesky_inverse(start.precision_factor) + start.mean[..., None] * start.mean[:, None]).clone()
     second.requires_grad_()
@@ -247,7 +247,7 @@ def test_natural_step_follows_the_natural_gradient():
 def test_mini_batch_natural_steps_are_unbiased():
     t = toys.toy(visits=(12,), own=False)
     whole, parts = InducingPoints(t.inducing, toys.SPACE, toys.L), []
-    q = whole.belief()
+    q = whole.distribution()
     whole.natural_step(rows_of(t, everyone(t), q).statistics, 0.5)
     for part in torch.arange(12).split(3):
         points = InducingPoints(t.inducing, toys.SPACE, toys.L)

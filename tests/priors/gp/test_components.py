@@ -7,7 +7,7 @@ from lacova.nn import linalg
 from lacova.priors.gp.components import component_lines, inducing_shift, joint_lines
 from lacova.priors.gp.posterior import History, predict_blocks
 from tests.priors.gp import toys
-from tests.priors.gp.test_posterior import absorb, both_kinds
+from tests.priors.gp.test_posterior import both_kinds, cache_posterior
 
 RTOL = 1e-8
 LOOSE = {"rtol": RTOL, "atol": 1e-8}
@@ -67,7 +67,7 @@ def dense_components(t, l, x, who):
 @pytest.mark.parametrize("own", [True, False])
 def test_components_equal_dense_algebra(own, trends):
     t = toys.toy(visits=(3, 1, 4, 2), own=own, trends=trends)
-    new, posterior = toys.toy(visits=(5,), seed=9).x, absorb(t)
+    new, posterior = toys.toy(visits=(5,), seed=9).x, cache_posterior(t)
     group = GROUP if own else torch.arange(5)
     past = with_history(t) if own else None
     lines, pad = component_lines(t.kernel, t.inducing, posterior, t.noise, new, group, past)
@@ -83,7 +83,7 @@ def test_components_equal_dense_algebra(own, trends):
 @pytest.mark.parametrize("past", [True, False])
 def test_components_add_up_to_the_prediction_of_z(past, trends):
     t = toys.toy(visits=(3, 1, 4, 2), trends=trends)
-    new, posterior = toys.toy(visits=(5,), seed=9).x, absorb(t)
+    new, posterior = toys.toy(visits=(5,), seed=9).x, cache_posterior(t)
     given = with_history(t) if past else None
     mean, covariance, pad = predict_blocks(t.kernel, t.inducing, posterior, t.noise, new, GROUP, given)
     lines, same = component_lines(t.kernel, t.inducing, posterior, t.noise, new, GROUP, given)
@@ -97,7 +97,7 @@ def test_components_add_up_to_the_prediction_of_z(past, trends):
 @both_kinds
 def test_rows_at_two_covariates_are_joint(trends):
     t = toys.toy(visits=(3, 1, 4, 2), trends=trends)
-    new, other, posterior = toys.toy(visits=(5,), seed=9).x, toys.toy(visits=(5,), seed=10).x, absorb(t)
+    new, other, posterior = toys.toy(visits=(5,), seed=9).x, toys.toy(visits=(5,), seed=10).x, cache_posterior(t)
     lines, pad = joint_lines(t.kernel, t.inducing, posterior, t.noise, (new, other), GROUP, with_history(t))
     whole = marginal(lines, posterior)[:, :, 0]
     places = [(0, 0), (0, 1), (1, 0), (2, 0), (3, 0)]  # patient and place of each row
@@ -115,7 +115,7 @@ def test_rows_at_two_covariates_are_joint(trends):
 
 def test_draws_have_the_moments_of_the_lines():
     t = toys.toy(visits=(3, 1, 4, 2))
-    new, posterior = toys.toy(visits=(5,), seed=9).x, absorb(t)
+    new, posterior = toys.toy(visits=(5,), seed=9).x, cache_posterior(t)
     draws, generator = 20_000, torch.Generator().manual_seed(0)
     lines, pad = component_lines(t.kernel, t.inducing, posterior, t.noise, new, GROUP, with_history(t))
     shift = inducing_shift(posterior, draws, generator)
@@ -131,7 +131,7 @@ def test_draws_have_the_moments_of_the_lines():
 
 def test_draws_of_different_patients_share_v_and_versions_do_not_change_the_law():
     t = toys.toy(visits=(3, 1, 4, 2), own=False)
-    new, posterior = toys.toy(visits=(2,), seed=9).x[[0, 0]], absorb(t)
+    new, posterior = toys.toy(visits=(2,), seed=9).x[[0, 0]], cache_posterior(t)
     draws, level = 4000, t.kernel.log_variance.exp().sum(0)
     f = []
     for versions in (1, draws):
@@ -151,7 +151,7 @@ def test_draws_of_different_patients_share_v_and_versions_do_not_change_the_law(
 def test_a_history_unlike_the_training_rows_still_has_a_law():
     """A training patient's visits may be completed otherwise than in training, or be others."""
     t = toys.toy(visits=(3, 1, 4, 2))
-    posterior, x = absorb(t), toys.toy(visits=(4,), seed=3).x
+    posterior, x = cache_posterior(t), toys.toy(visits=(4,), seed=3).x
     group = torch.zeros(4, dtype=torch.long)
     history = History(x, torch.zeros(4, toys.L).double(), torch.full((4, toys.L), 9.0).double(), group, group[:1] == 0)
     for lines, _ in (

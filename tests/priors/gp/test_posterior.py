@@ -23,7 +23,7 @@ def _almost_no_jitter(monkeypatch):
     monkeypatch.setitem(linalg.JITTER, torch.float64, 1e-14)
 
 
-def absorb(t):
+def cache_posterior(t):
     a = project(t.kernel, t.inducing, t.x)
     rows, one = torch.arange(t.n), torch.ones(t.n, dtype=t.x.dtype)
     m = len(t.inducing)
@@ -71,7 +71,7 @@ def test_prediction_equals_dense_algebra(own, low_rank, trends):
         t.inducing = t.x
     new = toys.toy(visits=(2, 1, 3), seed=9).x
     group = torch.tensor([4, 4, 5, 6, 6, 6])  # patients never seen
-    posterior = absorb(t)
+    posterior = cache_posterior(t)
     mean, covariance, pad = predict_blocks(
         t.kernel, t.inducing, posterior, t.noise, new, torch.tensor([0, 0, 1, 2, 2, 2])
     )
@@ -90,7 +90,7 @@ def test_prediction_with_history_of_a_training_patient_equals_dense_algebra(low_
     if not low_rank:
         t.inducing = t.x
     new = toys.toy(visits=(5,), seed=9).x
-    posterior = absorb(t)
+    posterior = cache_posterior(t)
     # New rows of patients 2, 2, 0, 3, and of one who was never seen.
     past = torch.cat([torch.arange(4, 8), torch.arange(3), torch.arange(8, 10)])
     history = History(
@@ -110,7 +110,7 @@ def test_prediction_with_history_of_a_training_patient_equals_dense_algebra(low_
 
 def test_history_of_a_new_patient_narrows_its_prediction():
     t = toys.toy(visits=(4, 4, 4))
-    posterior = absorb(t)
+    posterior = cache_posterior(t)
     x = t.x[:2] + 0.01
     history = History(
         t.x[:4], t.mean[:, :4].T, 0.01 * t.var[:, :4].T, torch.zeros(4, dtype=torch.long), torch.tensor([False])

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from lacova.data.distributions import Belief
+from lacova.data.distributions import FactorisedDistribution
 from lacova.priors.gp.bounds import project
 from lacova.priors.gp.uncertain import (
     excess,
@@ -25,12 +25,12 @@ def inputs(n=4, seed=0, gaps=((0, 1), (1, 2), (2, 0), (2, 1), (2, 2))):
     known = torch.ones(n, 3, dtype=torch.bool)
     for i, c in gaps:
         known[i, c] = False
-    belief = Belief(
+    distribution = FactorisedDistribution(
         torch.randn(n, 3, generator=g, dtype=torch.float64),
         torch.rand(n, 3, generator=g, dtype=torch.float64) + 0.1,
         torch.log_softmax(torch.randn(n, 3, 2, generator=g, dtype=torch.float64), -1),
     )
-    return t, uncertain(t.x, known, belief, SPACE)
+    return t, uncertain(t.x, known, distribution, SPACE)
 
 
 def quadrature(x, order=40):

@@ -65,7 +65,7 @@ def row_bound(
     Args:
         a: projections of the K completed rows (L×M×K).
         prior_var: k(x, x) of the shared components at the completed rows (L×K).
-        q: belief about v.
+        q: distribution about v.
         noise: σ_z² (L,).
         mean, var: encoder output of the batch's rows (L×N̂).
         row: batch row behind each completed row (K,).

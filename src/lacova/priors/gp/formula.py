@@ -62,7 +62,7 @@ class Component:
         """All columns of the component, the instance aside."""
         return {*self.continuous, *self.categorical, *(c for factor in self.factors for c in factor.columns)}
 
-    def slopes_on(self, name: str) -> bool:
+    def in_fixed_effects(self, name: str) -> bool:
         """Whether patients' levels may depend on this column: not where each patient has an effect of its own."""
         return name in self.columns and not self.instance
 

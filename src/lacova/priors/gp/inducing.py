@@ -1,4 +1,4 @@
-"""Inducing inputs S and the whitened belief q(v) = N(m, H) about the inducing values u = C v, C Cᵀ = K_SS."""
+"""Inducing inputs S and the whitened distribution q(v) = N(m, H) about the inducing values u = C v, C Cᵀ = K_SS."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Whitened:
         return inverse_lower(self.precision_factor)
 
     def to(self, dtype: torch.dtype) -> Whitened:
-        """The same belief in another precision; its root is found before it is rounded."""
+        """The same distribution in another precision; its root is found before it is rounded."""
         if dtype == self.mean.dtype:
             return self
         other = Whitened(self.mean.to(dtype), self.precision_factor.to(dtype))
@@ -81,7 +81,7 @@ class InducingPoints(nn.Module):
         """S (M×Q)."""
         return torch.cat([self.locations, self.levels], dim=1)[:, self.order]
 
-    def belief(self) -> Whitened:
+    def distribution(self) -> Whitened:
         """q(v)."""
         factor = cholesky(self.precision, jitter=0.0)
         root = inverse_lower(factor)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lacova.data.covariate_space import CovariateSpace
-from lacova.data.distributions import Belief
+from lacova.data.distributions import FactorisedDistribution
 from lacova.nn.linalg import add_jitter, whitener
 from lacova.priors.gp.inducing import Whitened
 from lacova.priors.gp.kernels import AdditiveKernel, paired
@@ -40,14 +40,14 @@ class Inputs(NamedTuple):
         return Inputs(self.mean[index], self.var[index], self.prob[index])
 
 
-def uncertain(x: Tensor, known: Tensor, belief: Belief, space: CovariateSpace) -> Inputs:
-    """Rows x (n×Q) where `known`, the belief elsewhere."""
+def uncertain(x: Tensor, known: Tensor, distribution: FactorisedDistribution, space: CovariateSpace) -> Inputs:
+    """Rows x (n×Q) where `known`, the distribution elsewhere."""
     level = torch.arange(space.max_levels, device=x.device)
     hot = (x[..., None] == level).double()
     return Inputs(
-        torch.where(known, x, belief.mean).double(),
-        torch.where(known, 0.0, belief.var).double(),
-        torch.where(known[..., None], hot, belief.log_prob.double().exp()),
+        torch.where(known, x, distribution.mean).double(),
+        torch.where(known, 0.0, distribution.var).double(),
+        torch.where(known[..., None], hot, distribution.log_prob.double().exp()),
     )
 
 
@@ -175,7 +175,7 @@ def excess(
         x: the uncertain inputs.
         first: E[k(S, x)] (L×M×n).
         weight: w (L×n).
-        q: belief about v.
+        q: distribution about v.
         root: C⁻¹ (L×M×M), C Cᵀ = K_SS.
         space: layout of X.
     """

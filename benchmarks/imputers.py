@@ -1,10 +1,10 @@
-"""LacovaImputer next to scikit-learn's imputers: error of the entries masked in scikit-learn's own tables.
+"""Compare LacovaImputer with scikit-learn's imputers on scikit-learn's own tables.
 
     python benchmarks/imputers.py [--seeds 3] [--missing 0.2]
 
-Root mean squared error of the masked entries in units of the column's standard deviation (mean over seeds), and the
-CPU seconds of one fit and transform on one thread. 'stopped early' is LacovaImputer with a tenth of the rows for
-validation; 'all covariates' names every column as a covariate, so that their joint law alone fills the gaps.
+Prints the root mean squared error of masked entries in units of the column's standard deviation (mean over seeds), and
+the CPU seconds of one fit and transform on one thread. 'stopped early' is LacovaImputer with a tenth of the rows for
+validation; 'all covariates' names every column as a covariate, so that only their joint distribution fills the gaps.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def main() -> None:
             errors, start = [], time.process_time()
             for seed in range(options.seeds):
                 gaps = np.random.default_rng(seed).random(truth.shape) < options.missing
-                done = make(truth.shape[1], seed).fit_transform(np.where(gaps, np.nan, truth))
-                errors.append(np.sqrt(np.mean((done - truth)[gaps] ** 2)))
+                imputed = make(truth.shape[1], seed).fit_transform(np.where(gaps, np.nan, truth))
+                errors.append(np.sqrt(np.mean((imputed - truth)[gaps] ** 2)))
             seconds = (time.process_time() - start) / options.seeds
             cells.append(f"{np.mean(errors):.3f} ({seconds:.1f} s)")
         print(f"| {name}, {truth.shape[0]}×{truth.shape[1]} | " + " | ".join(cells) + " |", flush=True)

@@ -1,15 +1,15 @@
-"""Training from Parquet that does not fit memory: a generator of large longitudinal data, and what it costs.
+"""Measure training from Parquet files that do not fit into memory, on generated longitudinal data.
 
-python benchmarks/large.py generate FILE [--patients 1000000] [--visits 10] [--row-group 20000] [--seed 0]
-python benchmarks/large.py measure [--rows 10000 100000 1000000 10000000] [--steps 300] [--compare 100000]
+    python benchmarks/large.py generate FILE [--patients 1000000] [--visits 10] [--row-group 20000] [--seed 0]
+    python benchmarks/large.py measure [--rows 10000 100000 1000000 10000000] [--steps 300] [--compare 100000]
 
-`measure` writes a file of each size and removes it afterwards. In a process of its own for each size it makes the first
-pass, takes training steps, over as many epochs as they fill, and notes the most memory that was resident. It prints a
-JSON line for each, then a table. Milliseconds per step are the median of the training thread's own processor time,
-which other programs on the machine change little, and the mean of the time that passed, waiting for rows included.
+`measure` writes a file of each size and removes it afterwards. For each size, a new process makes the first pass, takes
+training steps, over as many epochs as they need, and records its peak memory. The program prints a JSON line for each,
+then a table. Milliseconds per step are the median processor time of the training thread, which other programs on the
+machine affect little, and the mean wall time, waiting for rows included.
 
-`--compare` sets rows per second over whole epochs of that many rows, streamed, beside those of the same rows in memory,
-by the time that passed and by processor time, preparation of rows included; the best of `--repeats`.
+`--compare` compares rows per second over full epochs of that many rows, streamed and in memory, by wall time and by
+processor time, preparation of rows included; the best of `--repeats`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ import pyarrow.parquet as pq
 import torch
 
 import lacova
+from lacova.models.builder import build
+from lacova.models.fitting import read_training_data
+from lacova.training.distributed import SINGLE
 from lacova.training.options import FitOptions
 from lacova.training.step import Step
 
@@ -46,15 +49,15 @@ def schema() -> lacova.Schema:
 
 
 def visits(patients: int, per_patient: int, first: int, seed: int) -> pd.DataFrame:
-    """Patients of one to twice `per_patient` − 1 visits, from the patient `first` on."""
+    """Simulate patients, numbered from `first`, with one to 2 `per_patient` − 1 visits each."""
     rng = np.random.default_rng([seed, first])
     count = rng.integers(1, 2 * per_patient, patients)
     who = np.repeat(np.arange(patients), count)
     n = len(who)
     age, sex, arm = rng.normal(50, 12, patients), rng.integers(0, 2, patients), rng.integers(0, 3, patients)
     day = rng.uniform(0, 365, n).round()
-    own = rng.normal(size=(patients, 4))
-    state = np.stack([np.sin(day / 60), day / 365, age[who] / 50, sex[who]], axis=1) + 0.5 * own[who]
+    effects = rng.normal(size=(patients, 4))
+    state = np.stack([np.sin(day / 60), day / 365, age[who] / 50, sex[who]], axis=1) + 0.5 * effects[who]
     loading = np.random.default_rng(seed).normal(size=(4, MEASUREMENTS))
     y = 10 + state @ loading + rng.normal(0, 0.3, (n, MEASUREMENTS))
     x = 0.6 * state @ np.random.default_rng(seed + 1).normal(size=(4, NUMBERS - 1)) + rng.normal(size=(n, NUMBERS - 1))
@@ -70,7 +73,7 @@ def visits(patients: int, per_patient: int, first: int, seed: int) -> pd.DataFra
 
 
 def generate(path: Path, patients: int, per_patient: int, row_group: int, seed: int) -> int:
-    """Write a file, some patients at a time; returns the number of rows."""
+    """Write a file, some patients at a time, and return the number of rows."""
     rows, at_a_time = 0, max(1, row_group // per_patient)
     writer = None
     for first in range(0, patients, at_a_time):
@@ -85,8 +88,8 @@ def generate(path: Path, patients: int, per_patient: int, row_group: int, seed: 
     return rows
 
 
-def resident() -> float:
-    """The most memory that this process has held, in GB."""
+def peak_memory() -> float:
+    """Return the peak memory of this process in GB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
@@ -99,49 +102,52 @@ class Run:
         self.model = lacova.GPPriorVAE(schema(), latent_dim=8)
         begin = time.perf_counter()
         where = torch.device(device)
-        start = self.model._begin(path if streamed else pd.read_parquet(path), None, self.options, where)
+        rows = path if streamed else pd.read_parquet(path)
+        data = read_training_data(self.model, rows, None, self.options, where, SINGLE)
         self.first_pass = time.perf_counter() - begin
-        self.vae = self.model._assemble(start.encoder, start.table, 0).to(where)
-        self.rows = start.train
-        self.rows.condition(self.vae)
+        self.vae = build(self.model, data.encoder, data.table, 0).to(where)
+        self.loader = data.train
+        self.loader.condition(self.vae)
         self.ready = time.perf_counter() - begin
-        self.step = Step(self.vae, self.options, self.rows.units, self.rows.length, where)
+        self.step = Step(self.vae, self.options, self.loader.units, self.loader.length, where)
 
-    def train(self, steps: int, whole: bool = False) -> tuple[list[float], float, float]:
-        """Processor seconds of each step in this thread; seconds that passed, and processor seconds, of them all.
+    def train(self, steps: int, count_first_wait: bool = False) -> tuple[list[float], float, float]:
+        """Take steps; return the processor seconds of each in this thread, and the wall and processor seconds of all.
 
-        `whole` counts the wait for the first batch too, as it recurs in every epoch.
+        `count_first_wait` includes the wait for the first batch, which recurs in every epoch.
         """
         self.vae.train()
-        own: list[float] = []
+        thread: list[float] = []
         begin, busy = time.perf_counter(), time.process_time()
         for epoch in itertools.count():
-            for k, training_batch in enumerate(self.rows.epoch(self.vae, epoch)):
-                if not own and not whole:
+            for k, training_batch in enumerate(self.loader.epoch(self.vae, epoch)):
+                if not thread and not count_first_wait:
                     begin, busy = time.perf_counter(), time.process_time()
                 before = time.thread_time()
-                self.step(training_batch, epoch * self.rows.steps + k, 1.0)
-                own.append(time.thread_time() - before)
-                if len(own) == steps:
-                    return own, time.perf_counter() - begin, time.process_time() - busy
+                self.step.seed(epoch * self.loader.steps + k)
+                self.step.take(training_batch, 1.0)
+                thread.append(time.thread_time() - before)
+                if len(thread) == steps:
+                    return thread, time.perf_counter() - begin, time.process_time() - busy
         raise AssertionError
 
 
-def one(options: argparse.Namespace) -> None:
-    """What one process measures."""
+def measure_one(options: argparse.Namespace) -> None:
+    """Measure one file in this process and print a JSON line."""
     run = Run(options.file, options.way == "stream", options.device, options.batch_size, options.buffer_rows)
     run.train(3)
-    steps = options.epochs * run.rows.steps or options.steps
-    own, passed, busy = run.train(steps, whole=options.epochs > 0)
-    found = {"way": options.way, "rows": run.rows.length, "patients": run.rows.units, "steps": steps}
-    found |= {"first_pass_s": run.first_pass, "ready_s": run.ready}
-    found |= {"step_cpu_ms": 1000 * statistics.median(own), "step_ms": 1000 * passed / steps}
-    rows = steps / run.rows.steps * run.rows.length
-    found |= {"rows_per_s": rows / passed, "rows_per_cpu_s": rows / busy, "resident_gb": resident()}
-    print(json.dumps(found), flush=True)
+    steps = options.epochs * run.loader.steps or options.steps
+    thread, wall, busy = run.train(steps, count_first_wait=options.epochs > 0)
+    figures = {"way": options.way, "rows": run.loader.length, "patients": run.loader.units, "steps": steps}
+    figures |= {"first_pass_s": run.first_pass, "ready_s": run.ready}
+    figures |= {"step_cpu_ms": 1000 * statistics.median(thread), "step_ms": 1000 * wall / steps}
+    rows = steps / run.loader.steps * run.loader.length
+    figures |= {"rows_per_s": rows / wall, "rows_per_cpu_s": rows / busy, "resident_gb": peak_memory()}
+    print(json.dumps(figures), flush=True)
 
 
 def spawn(file: Path, way: str, options: argparse.Namespace, epochs: int = 0) -> dict[str, float]:
+    """Measure one file in a process of its own."""
     command = [sys.executable, __file__, "one", str(file), way, "--epochs", str(epochs)]
     for name in ("steps", "device", "batch_size", "buffer_rows"):
         command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
@@ -157,8 +163,8 @@ def measure(options: argparse.Namespace) -> None:
         if not file.exists():
             begin = time.perf_counter()
             generate(file, rows // options.visits, options.visits, options.row_group, options.seed)
-            made = {"generated": rows, "s": time.perf_counter() - begin, "gb": file.stat().st_size / 1e9}
-            print(json.dumps(made), flush=True)
+            figures = {"generated": rows, "s": time.perf_counter() - begin, "gb": file.stat().st_size / 1e9}
+            print(json.dumps(figures), flush=True)
     runs = [spawn(files[rows], "stream", options) for _ in range(options.repeats) for rows in options.rows]
     ways = []
     if options.compare:
@@ -179,17 +185,17 @@ def measure(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    making, measuring, single = (commands.add_parser(name) for name in ("generate", "measure", "one"))
-    making.add_argument("file", type=Path)
-    making.add_argument("--patients", type=int, default=1_000_000)
+    generating, measuring, single = (commands.add_parser(name) for name in ("generate", "measure", "one"))
+    generating.add_argument("file", type=Path)
+    generating.add_argument("--patients", type=int, default=1_000_000)
     measuring.add_argument("--folder", type=Path)
     measuring.add_argument("--rows", type=int, nargs="*", default=[10**4, 10**5, 10**6, 10**7])
-    measuring.add_argument("--compare", type=int, help="rows to train on for whole epochs, streamed and in memory")
-    measuring.add_argument("--repeats", type=int, default=2, help="of which the best counts")
-    measuring.add_argument("--keep", action="store_true", help="leave the files")
+    measuring.add_argument("--compare", type=int, help="rows to train on for full epochs, streamed and in memory")
+    measuring.add_argument("--repeats", type=int, default=2, help="repetitions, of which the best counts")
+    measuring.add_argument("--keep", action="store_true", help="keep the files")
     single.add_argument("file", type=Path)
     single.add_argument("way", choices=["stream", "memory"])
-    for command in (making, measuring):
+    for command in (generating, measuring):
         command.add_argument("--visits", type=int, default=10, help="mean number per patient")
         command.add_argument("--row-group", type=int, default=20_000)
         command.add_argument("--seed", type=int, default=0)
@@ -206,7 +212,7 @@ def main() -> None:
     elif options.command == "measure":
         measure(options)
     else:
-        one(options)
+        measure_one(options)
 
 
 if __name__ == "__main__":

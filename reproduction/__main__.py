@@ -1,11 +1,12 @@
-"""The paper, reproduced: every cell of its tables, and a page that compares.
+"""The paper, reproduced: every cell of its tables, and pages that compare published and obtained figures.
 
     python -m reproduction run cvae lvae --seeds 0 1 2 --device cuda --workers 12 --images mnist.npz
     python -m reproduction report
     python -m reproduction figures --images mnist.npz
 
-`run` fits what is not in the results file and appends a line per run; it can be stopped at any moment and goes on from
-there. `report` writes docs/reproduction.md from the results, and `figures` its pictures.
+`run` fits what is not in the results file and appends a line per run; it can be stopped at any moment and continues
+from there. `report` writes docs/reproduction.md and docs/appendix/reproduction.md from the results, and `figures` draws
+the pictures of the appendix.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from reproduction.run import run
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
+    """Return the parser of the command line."""
+    commands = argparse.ArgumentParser(
         prog="python -m reproduction", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    actions = found.add_subparsers(dest="action", required=True)
+    actions = commands.add_subparsers(dest="action", required=True)
     running = actions.add_parser("run", help="fit what is not in the results file")
     running.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(config.NAMES)}; all but cdisc "
                          "without --data")  # fmt: skip
@@ -34,7 +36,9 @@ def parser() -> argparse.ArgumentParser:
     running.add_argument("--methods", nargs="+", help="of those in the tables; limit comes with oracle")
     running.add_argument("--networks", nargs="+", choices=("dense", "conv"))
     running.add_argument("--datasets", nargs="+", help="of those in the tables")
-    running.add_argument("--quick", action="store_true", help="two levels, one seed, dense networks, fewer rows")
+    running.add_argument(
+        "--quick", action="store_true", help="20 and 40%% missing, one seed, dense networks, fewer rows"
+    )
     running.add_argument("--device", default="cpu")
     running.add_argument("--workers", type=int, default=1, help="processes; on a GPU, they share it")
     running.add_argument("--data", type=Path, default=os.environ.get("LACOVA_DATA"),
@@ -44,16 +48,16 @@ def parser() -> argparse.ArgumentParser:
     running.add_argument("--minutes", type=float, help="begin no cell after so many")
     running.add_argument("--dry-run", action="store_true", help="list what would be fitted")
     running.add_argument("--tables-folder", type=Path, default=config.FOLDER, help=argparse.SUPPRESS)
-    reporting = actions.add_parser("report", help="write docs/reproduction.md")
-    reporting.add_argument("--out", type=Path, help="another file for the page")
-    drawing = actions.add_parser("figures", help="draw the figures of docs/reproduction.md; one needs a small fit")
+    reporting = actions.add_parser("report", help="write docs/reproduction.md and its appendix")
+    reporting.add_argument("--out", type=Path, help="another file for the page; its appendix goes to appendix/ there")
+    drawing = actions.add_parser("figures", help="draw the figures of the appendix; one needs a small fit")
     drawing.add_argument("--out", type=Path, help="another folder")
     drawing.add_argument("--device", default="cpu")
     for action in (running, drawing):
         action.add_argument("--images", type=Path, help="MNIST: an .npz with x and y, or a folder of IDX files")
     for action in (running, reporting, drawing):
         action.add_argument("--results", type=Path, help="another results file")
-    return found
+    return commands
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -70,8 +74,8 @@ def main(arguments: list[str] | None = None) -> int:
 def start(options: argparse.Namespace) -> int:
     data = None if options.data is None else Path(options.data)
     tables = options.tables or [name for name in config.NAMES if name != "cdisc" or data is not None]
-    usual = config.QUICK if options.quick else {"seeds": (0, 1, 2), "missing": None, "networks": None}
-    chosen = {name: getattr(options, name) or usual[name] for name in usual}
+    defaults = config.QUICK if options.quick else {"seeds": (0, 1, 2), "missing": None, "networks": None}
+    chosen = {name: getattr(options, name) or defaults[name] for name in defaults}
     choice = config.Choice(**chosen, methods=options.methods, datasets=options.datasets)
     jobs = config.jobs(tables, choice, options.quick, options.tables_folder)
     if options.settings or options.fit:
@@ -94,10 +98,12 @@ def start(options: argparse.Namespace) -> int:
 
 
 def report(options: argparse.Namespace) -> int:
-    from reproduction.report import PAGE, page
+    from reproduction.appendix import appendix
+    from reproduction.findings import PAGE, findings
+    from reproduction.markdown import write
 
-    out = options.out or PAGE
-    out.write_text(page(results.read(options.results or results.FILE)), encoding="utf-8")
+    page, lines = options.out or PAGE, results.read(options.results or results.FILE)
+    write(page, findings(lines, page.name), appendix(lines))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The tables of the study: one TOML file each says what is fitted, the same for every method."""
+"""The tables of the study: one TOML file each defines what is fitted, the same for every method."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 FOLDER = Path(__file__).with_name("tables")
 NAMES = ("cvae", "lvae", "discrete", "trial", "health", "cdisc")
 METHODS = ("zero", "mean", "knn", "iterative", "paper", "joint", "oracle")
-FIRST = (0.2, 0.4)  # missing levels that are run before the others
+FIRST = (0.2, 0.4)  # shares of missing entries that are run before the others
 QUICK = {"missing": FIRST, "seeds": (0,), "networks": ("dense",)}
-KNOWN_LAW = (1, 2, 3, "3-discrete", "trial")  # data sets whose generator's p(x_u | x_o) is known: they have a limit
+WITH_LIMIT = (1, 2, 3, "3-discrete", "trial")  # data sets whose true p(x_u | x_o) is known
 PARTS = ("rows", "networks", "settings", "fit", "score")
 
 
@@ -24,11 +24,11 @@ class Job:
     """One fit. Its data depend on dataset, rows, missing and seed alone, so that methods are paired.
 
     Attributes:
-        table, dataset, model, networks, covariates, missing, seed: what the lines of the results file are known by.
+        table, dataset, model, networks, covariates, missing, seed: the key of a line in the results file.
         rows: rows (or patients) to train on, to stop early on and to test on.
         preset: the networks' architecture.
-        settings, fit: of the model, and of its training.
-        draws: that scores are computed from.
+        settings, fit: settings of the model, and options of its training.
+        draws: number of draws that scores are computed from.
     """
 
     table: str
@@ -45,20 +45,20 @@ class Job:
     draws: int
 
     @property
-    def answers(self) -> tuple[str, ...]:
-        """The methods that this fit is scored as: the oracle's is also the limit's, asked with gaps in X."""
-        both = self.covariates == "oracle" and self.dataset in KNOWN_LAW
+    def scored_as(self) -> tuple[str, ...]:
+        """The methods that this fit is scored as: the oracle's is also the limit, when tested with gaps in X."""
+        both = self.covariates == "oracle" and self.dataset in WITH_LIMIT
         return ("oracle", "limit") if both else (self.covariates,)
 
     def base(self, covariates: str | None = None) -> dict[str, Any]:
-        """What a line of the results file is known by."""
+        """Return the key of a line in the results file."""
         return {
             "table": self.table, "dataset": self.dataset, "model": self.model, "networks": self.networks,
             "covariates": covariates or self.covariates, "missing": self.missing, "seed": self.seed,
         }  # fmt: skip
 
     def varied(self, settings: dict[str, Any], fit: dict[str, Any]) -> Job:
-        """The same with some settings and options replaced."""
+        """Return the same fit with some settings and options replaced."""
         return replace(self, settings={**self.settings, **settings}, fit={**self.fit, **fit})
 
     @property
@@ -69,14 +69,14 @@ class Job:
         )
 
     def digest(self, data: str = "") -> str:
-        """Of all that a figure depends on beside its key; `data` stands for the files behind the data."""
+        """Return a hash of all that a result depends on besides its key; `data` is a hash of the data's files."""
         parts = {k: v for k, v in asdict(self).items() if k not in self.base()}
         return hashlib.sha256(json.dumps([parts, data], sort_keys=True).encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which cells to take; None for all that a table has."""
+    """The cells to fit; None means all that a table has."""
 
     seeds: Collection[int] = (0, 1, 2)
     missing: Collection[float] | None = None
@@ -86,7 +86,7 @@ class Choice:
 
 
 def read(name: str, quick: bool = False, folder: Path = FOLDER) -> dict[str, Any]:
-    """A table's file; with `quick`, its smaller variant."""
+    """Return the contents of a table's file; with `quick`, of its smaller variant."""
     file = folder / f"{name}.toml"
     if not file.exists():
         there = sorted(path.stem for path in folder.glob("*.toml"))
@@ -102,31 +102,31 @@ def read(name: str, quick: bool = False, folder: Path = FOLDER) -> dict[str, Any
 
 
 def jobs(names: Iterable[str], choice: Choice | None = None, quick: bool = False, folder: Path = FOLDER) -> list[Job]:
-    """All fits of some tables, the most telling first: seed by seed, 20 and 40% first, dense networks first."""
+    """Return all fits of some tables, the most informative first: by seed, 20 and 40% first, dense networks first."""
     choice = choice or Choice()
     wanted = {"oracle" if method == "limit" else method for method in choice.methods or METHODS}
     if strange := wanted - set(METHODS):
         raise ValueError(f"methods are {', '.join(METHODS)} and limit; got {', '.join(sorted(strange))}.")
-    found: list[Job] = []
+    selected: list[Job] = []
     for name in names:
         config = read(name, quick, folder)
         for kind, network in config["networks"].items():
-            levels = network.get("missing", config["missing"])
-            found += [
+            shares = network.get("missing", config["missing"])
+            selected += [
                 Job(
-                    name, dataset, config["model"], kind, method, level, seed, config["rows"], network["preset"],
+                    name, dataset, config["model"], kind, method, share, seed, config["rows"], network["preset"],
                     config["settings"], config["fit"], config["score"]["draws"],
                 )
                 for dataset in config["datasets"]
                 if choice.datasets is None or str(dataset) in choice.datasets
                 for method in config["methods"]
                 if method in wanted
-                for level in levels
-                if choice.missing is None or level in choice.missing
+                for share in shares
+                if choice.missing is None or share in choice.missing
                 for seed in choice.seeds
                 if choice.networks is None or kind in choice.networks
             ]  # fmt: skip
-    return sorted(found, key=_rank)
+    return sorted(selected, key=_rank)
 
 
 def _rank(job: Job) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""The data of the study, complete and with gaps: the same for every method, a function of (dataset, missing, seed)."""
+"""The data of the study, complete and with gaps: a function of data set, share missing and seed, not of the method."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IMAGES = (*DIGITS, "health")
 
 @dataclass(frozen=True)
 class Sources:
-    """Files that data come from: MNIST images (None for those at hand), and the folder of the clinical tables."""
+    """Where data come from: MNIST images (None for those installed), and the folder of the clinical tables."""
 
     images: Path | None = None
     data: Path | None = None
@@ -30,7 +30,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class Study:
-    """Training, validation and test rows: `complete` is the truth, `masked` what models get."""
+    """Training, validation and test rows: `complete` is the truth, `masked` is what the models see."""
 
     schema: Schema
     complete: dict[str, pd.DataFrame]
@@ -40,20 +40,20 @@ class Study:
     def x(self) -> list[str]:
         return list(self.schema.covariates)
 
-    def seen(self, part: str) -> pd.DataFrame:
-        """Masked measurements beside complete covariates: what the oracle gets."""
+    def with_all_covariates(self, part: str) -> pd.DataFrame:
+        """Return masked measurements with complete covariates, which is what the oracle sees."""
         return self.masked[part].assign(**self.complete[part][self.x])
 
-    def asked(self, covariates: pd.DataFrame) -> pd.DataFrame:
-        """The test rows with all their measurements, to compare with, beside the given covariates."""
+    def with_all_measurements(self, covariates: pd.DataFrame) -> pd.DataFrame:
+        """Return the test rows with the given covariates and all their measurements, to score predictions against."""
         return self.complete["test"].assign(**covariates[self.x])
 
 
 def study(dataset: int | str, rows: Mapping[str, int], missing: float, seed: int, sources: Sources) -> Study:
-    """Digits lose `missing` of all entries of X and Y; longitudinal tables lose it of X, but for the time of a visit.
+    """Return the data of a cell: digits lose a share of X and Y; longitudinal tables of X, except the time of a visit.
 
     A visit-constant covariate is lost for all of a patient's visits or for none. Gaps that measurements have by
-    themselves (the trials, and a quarter of the pixels of Health MNIST) are the same at every level.
+    themselves (the trials, and a quarter of the pixels of Health MNIST) are the same for every share.
     """
     complete: dict[str, pd.DataFrame] = {}
     masked: dict[str, pd.DataFrame] = {}
@@ -83,7 +83,7 @@ def _longitudinal(dataset: int | str, patients: int, seed: int, sources: Sources
     else:
         raise ValueError(f"there is no data set {dataset!r}.")
     kinds = {name: float if kind == "continuous" else object for name, kind in schema.covariates.items()}
-    return table.astype(kinds), schema  # such columns can lose entries
+    return table.astype(kinds), schema  # types that can hold gaps
 
 
 @lru_cache(maxsize=1)
@@ -99,10 +99,10 @@ def _cdisc(folder: Path | None) -> tuple[pd.DataFrame, Schema]:
 
 
 def split(table: pd.DataFrame, schema: Schema, patients: Mapping[str, int], seed: int) -> dict[str, pd.DataFrame]:
-    """So many whole patients to training, validation and test."""
+    """Split a table by patient into training, validation and test, with the given numbers of patients."""
     labels = np.random.default_rng(seed).permutation(table[schema.instance].unique())
     if len(labels) < sum(patients.values()):
-        raise ValueError(f"there are {len(labels)} patients; {dict(patients)} were asked for.")
+        raise ValueError(f"there are {len(labels)} patients; {dict(patients)} were requested.")
     ends = np.cumsum([patients[part] for part in PARTS])
     return {
         part: table[table[schema.instance].isin(labels[end - patients[part] : end])].reset_index(drop=True)
@@ -112,9 +112,9 @@ def split(table: pd.DataFrame, schema: Schema, patients: Mapping[str, int], seed
 
 @lru_cache(maxsize=8)
 def fingerprint(dataset: int | str, sources: Sources) -> str:
-    """Of the files behind a data set: results with other images are other results."""
+    """Return a hash of the images behind a data set: results from other images are other results."""
     if dataset not in IMAGES:
         return ""
-    found = _digits(sources.images)
-    parts = [np.ascontiguousarray(found[k], dtype=np.float32).tobytes() for k in sorted(found)]
+    images = _digits(sources.images)
+    parts = [np.ascontiguousarray(images[k], dtype=np.float32).tobytes() for k in sorted(images)]
     return hashlib.sha256(b"".join(parts)).hexdigest()[:8]

@@ -1,10 +1,10 @@
-"""Which family of posteriors of missing covariates is best: independent normals, one full covariance, or mixtures.
+"""Comparison of families for the posterior of missing covariates: independent normals, a full covariance, mixtures.
 
     python -m reproduction.families --images mnist.npz
 
-Each family's network is trained by recall alone on rotated digits, and asked for the missing covariates of test rows
-given what is left of their images. Printed: mean log density per missing entry (higher is better), and mean squared
-error.
+Each family's network is trained by the masked-covariate loss alone on rotated digits. It then predicts the missing
+covariates of test rows given the observed part of their images. The program prints the mean log density per missing
+entry (higher is better) and the mean squared error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lacova.covariates.masked_loss import hidden_share, hide
+from lacova.covariates.masked_loss import mask_more, masking_rate
 from lacova.covariates.mixture import Conditional
 from lacova.covariates.prior import JointPrior
 from lacova.data.encoder import TableEncoder
@@ -29,16 +29,16 @@ FAMILIES = ("independent", "full covariance", "mixture of 2", "mixture of 4", "p
 
 
 class Family:
-    """A density of some entries of x, from the output of a network."""
+    """A density of some entries of x, parametrised by the output of a network."""
 
     def __init__(self, name: str, columns: int, components: int) -> None:
         self.name, self.columns = name, columns
         self.components = {"mixture of 2": 2, "mixture of 4": 4, "prior's components": components}.get(name, 1)
-        each = columns * (columns + 1) // 2 if name == "full covariance" else columns
-        self.outputs = self.components * (1 + columns + each)
+        scales = columns * (columns + 1) // 2 if name == "full covariance" else columns
+        self.outputs = self.components * (1 + columns + scales)
 
     def parts(self, out: Tensor, prior: Conditional) -> tuple[Tensor, Tensor, Tensor]:
-        """Log weights (N×C), means (N×C×Q) and raw scales."""
+        """Return log weights (N×C), means (N×C×Q) and raw scales."""
         weight, mean, scale = out.view(len(out), self.components, -1).tensor_split([1, 1 + self.columns], -1)
         if self.name == "prior's components":
             mean = mean + prior.mean.float()
@@ -50,8 +50,8 @@ class Family:
         weight, mean, scale = self.parts(out, prior)
         if self.name == "full covariance":
             return self._full(mean[:, 0], scale[:, 0], x, entries.float())
-        each = -0.5 * ((x[:, None] - mean) ** 2 / scale.exp() + scale + math.log(2.0 * math.pi))
-        return (weight + (each * entries[:, None]).sum(-1)).logsumexp(1)
+        log_density = -0.5 * ((x[:, None] - mean) ** 2 / scale.exp() + scale + math.log(2.0 * math.pi))
+        return (weight + (log_density * entries[:, None]).sum(-1)).logsumexp(1)
 
     def _full(self, mean: Tensor, raw: Tensor, x: Tensor, entries: Tensor) -> Tensor:
         below = torch.tril_indices(self.columns, self.columns)
@@ -87,34 +87,41 @@ def compare(dataset: int, missing: float, sources: Sources, epochs: int, seed: i
 
     def inputs(table):
         prior = mixture.condition(table.x.double(), table.x_mask)
-        law = mixture.distribution(prior)
+        distribution = mixture.distribution(prior)
         seen = table.x_mask.float()
-        parts = (table.x * seen, seen, law.mean.float(), law.var.float().log(), table.y * table.y_mask, table.y_mask)
+        parts = (
+            table.x * seen,
+            seen,
+            distribution.mean.float(),
+            distribution.var.float().log(),
+            table.y * table.y_mask,
+            table.y_mask,
+        )
         return torch.cat(parts, 1), prior
 
-    asked, asked_prior = inputs(test)
+    test_features, test_prior = inputs(test)
     for name in FAMILIES:
         torch.manual_seed(seed)
         generator = torch.Generator().manual_seed(seed)
         family = Family(name, len(encoder.space.names), len(mixture))
-        network = mlp([asked.shape[1], 128, 64, family.outputs])
+        network = mlp([test_features.shape[1], 128, 64, family.outputs])
         optimiser = torch.optim.Adam(network.parameters(), 1e-3)
         for _ in range(epochs):
-            hidden = hide(train, encoder.space, hidden_share(train), generator)
+            hidden = mask_more(train, encoder.space, masking_rate(train), generator)
             features, prior = inputs(hidden)
             entries = train.x_mask & ~hidden.x_mask
             for rows in torch.randperm(len(features), generator=generator).split(100):
-                some = replace(
+                batch_prior = replace(
                     prior, log_weight=prior.log_weight[rows], mean=prior.mean[rows], pattern=prior.pattern[rows]
                 )
-                density = family.log_density(network(features[rows]), train.x[rows], entries[rows], some)
+                density = family.log_density(network(features[rows]), train.x[rows], entries[rows], batch_prior)
                 optimiser.zero_grad()
                 (-density.sum() / entries[rows].sum()).backward()
                 optimiser.step()
         with torch.no_grad():
-            out = network(asked)
-            density = float(family.log_density(out, truth, gaps, asked_prior).sum() / gaps.sum())
-            error = float((family.mean(out, asked_prior) - truth)[gaps].square().mean())
+            out = network(test_features)
+            density = float(family.log_density(out, truth, gaps, test_prior).sum() / gaps.sum())
+            error = float((family.mean(out, test_prior) - truth)[gaps].square().mean())
         print(f"set {dataset}, {missing:.0%}, {name}: log density {density:.3f}, squared error {error:.4f}", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The figures of docs/reproduction.md."""
+"""The figures of docs/appendix/reproduction.md."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from matplotlib.figure import Figure as Canvas
 from lacova import GPPriorVAE, datasets
 from lacova.inference.impute import imputation_draws
 from reproduction import config
+from reproduction.appendix import SHOWN, choose, figures
 from reproduction.data import DIGITS, Sources, study
-from reproduction.report import SHOWN, choose, figures
 from reproduction.summary import frame
 
 FOLDER = Path(__file__).parents[1] / "docs" / "images"
@@ -26,17 +26,18 @@ COLOURS = {"zero": "0.6", "mean": "tab:brown", "knn": "tab:olive", "iterative": 
 
 
 def draw_all(lines: Iterable[dict[str, Any]], sources: Sources, device: str = "cpu", folder: Path = FOLDER) -> None:
+    """Draw all figures and save them in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = {
-        "covariates": covariates(), "digits": digits(sources), "trial": by_level(lines), "observed": observed(),
+    canvases = {
+        "covariates": covariates(), "digits": digits(sources), "trial": by_share(lines), "observed": observed(),
         "reconstructions": reconstructions(sources, device),
     }  # fmt: skip
-    for name, canvas in drawn.items():
+    for name, canvas in canvases.items():
         canvas.savefig(folder / f"reproduction-{name}.png", dpi=DPI)
 
 
 def covariates(rows: int = 1500) -> Canvas:
-    """Each set's covariates against each other, or against time where there is time."""
+    """Plot each set's covariates against each other, or against time in the sets that have it."""
     canvas = Canvas(figsize=(9, 8), layout="constrained")
     for line, dataset in zip(canvas.subfigures(3, 1), (1, 2, 3), strict=True):
         table, schema = datasets.rotated_digits(dataset, rows, seed=0)
@@ -49,7 +50,7 @@ def covariates(rows: int = 1500) -> Canvas:
 
 
 def digits(sources: Sources, count: int = 10) -> Canvas:
-    """Some digits of each set, in the order of time where there is time, else of rotation."""
+    """Show some digits of each set, ordered by time in the sets that have it, else by rotation."""
     images = datasets.digit_images(sources.images)
     canvas = Canvas(figsize=(9, 3.9), layout="constrained")
     grid = canvas.subplots(len(DIGITS), count)
@@ -63,7 +64,7 @@ def digits(sources: Sources, count: int = 10) -> Canvas:
 
 
 def reconstructions(sources: Sources, device: str, count: int = 10, epochs: int = 60) -> Canvas:
-    """What was there, what the model saw of it, what it makes of that, and of the covariates alone."""
+    """Show the truth, what the model saw of it, its reconstruction, and its prediction from covariates alone."""
     content = config.read("discrete", quick=True)
     data = study("3-discrete", content["rows"], 0.2, 0, sources)
     settings = {**content["fit"], "max_epochs": epochs}
@@ -86,39 +87,41 @@ def reconstructions(sources: Sources, device: str, count: int = 10, epochs: int 
         line[0].set_ylabel(name, fontsize=8)
         for axes, values in zip(line, np.asarray(table), strict=True):
             _picture(axes, values)
-    for axes, lost in zip(grid[0], gaps.loc[rows.index].to_numpy(), strict=True):
-        axes.set_title("no " + ",\n".join(np.array(x)[lost]), fontsize=7)
+    for axes, missing in zip(grid[0], gaps.loc[rows.index].to_numpy(), strict=True):
+        axes.set_title("no " + ",\n".join(np.array(x)[missing]), fontsize=7)
     return canvas
 
 
-def by_level(lines: Iterable[dict[str, Any]], table: str = "trial", dataset: str = "trial") -> Canvas:
-    """Predictive NLL by missing level, with standard errors over seeds."""
-    found, levels = frame(lines), config.read(table)["missing"]
+def by_share(lines: Iterable[dict[str, Any]], table: str = "trial", dataset: str = "trial") -> Canvas:
+    """Plot predictive NLL by share of missing covariates, with standard errors over seeds."""
+    results, shares = frame(lines), config.read(table)["missing"]
     canvas = Canvas(figsize=(6, 4), layout="constrained")
     axes = canvas.subplots()
-    told = {level: figures(choose(found, table, dataset, "dense", level), "nll") for level in levels}
+    nll = {share: figures(choose(results, table, dataset, "dense", share), "nll") for share in shares}
     for shift, method in enumerate(SHOWN):
-        points = [(level, told[level][method]) for level in levels if method in told[level]]
+        points = [(share, nll[share][method]) for share in shares if method in nll[share]]
         if points:
-            at, said = zip(*points, strict=True)
+            at, means = zip(*points, strict=True)
             place = 100.0 * np.asarray(at) + 0.25 * (shift - len(SHOWN) / 2)
-            error = np.nan_to_num([figure.error for figure in said])
-            axes.errorbar(place, [f.mean for f in said], error, marker="o", markersize=3, capsize=2, label=method,
+            error = np.nan_to_num([figure.error for figure in means])
+            axes.errorbar(place, [f.mean for f in means], error, marker="o", markersize=3, capsize=2, label=method,
                           color=COLOURS[method])  # fmt: skip
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=8, ncols=2)
-    axes.set(xlabel="% of covariates missing", ylabel="predictive NLL per visit", xticks=[100 * k for k in levels])
+    axes.set(
+        xlabel="% of covariates missing", ylabel="predictive NLL per visit", xticks=[100 * share for share in shares]
+    )
     return canvas
 
 
 def observed() -> Canvas:
-    """Share of each measurement that is observed at the visits of the simulated trial."""
+    """Plot the share of each measurement that is observed at the visits of the simulated trial."""
     canvas = Canvas(figsize=(9, 4), layout="constrained")
     axes = canvas.subplots()
     before, schema = datasets.simulated_trial(filtered=False)
-    after, kept = datasets.simulated_trial()
+    after, filtered = datasets.simulated_trial()
     share = before[list(schema.measurements)].notna().mean().sort_values(ascending=False)
-    left = after[list(kept.measurements)].notna().mean().reindex(share.index)
+    left = after[list(filtered.measurements)].notna().mean().reindex(share.index)
     place = np.arange(len(share))
     axes.bar(place - 0.2, share, 0.4, label=f"before the filter ({share.mean():.0%} of all)", color="0.6")
     axes.bar(place + 0.2, left.fillna(0.0), 0.4, label=f"after it ({left.mean():.0%} of all)", color="tab:blue")

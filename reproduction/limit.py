@@ -1,4 +1,4 @@
-"""The limit: a model trained with all X seen, whose missing test covariates follow the generator's own law."""
+"""The limit: a model trained on complete X that draws missing test covariates from their true distribution."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from torch import Tensor
 from lacova.covariates.prior import CovariatePrior
 from lacova.data.batches import Batch
 from lacova.data.distributions import ConditionalPrior, FactorisedDistribution
-from lacova.data.encoder import Table, TableEncoder
+from lacova.data.encoder import TableEncoder
+from lacova.data.table import Table
 from lacova.datasets import true_covariates
-from lacova.datasets.digits import covariate_law
+from lacova.datasets.digits import covariate_moments
 from lacova.datasets.trial import COVARIATES
 
 Floats = npt.NDArray[np.float64]
@@ -25,32 +26,33 @@ MOMENT_DRAWS = 1000
 
 
 class Moments(NamedTuple):
-    """Mean and variance of each missing number, and probability that each missing category is its second level."""
+    """Mean and variance of each missing number, and probability that each missing category has its second level."""
 
     mean: Floats
     var: Floats
     second: Floats
 
 
-class Law(Protocol):
-    """p(x_u | x_o) of a generator. Rows have NaN at gaps, numbers in their own units and categories as codes."""
+class TrueConditional(Protocol):
+    """p(x_u | x_o) of a generator. Rows have NaN at gaps, numbers in their own units, and categories as codes."""
 
     def draw(self, x: Floats, patient: Codes, draws: int, rng: np.random.Generator) -> Floats:
-        """Completions (draws×N×Q)."""
+        """Draw completions of x (draws×N×Q)."""
 
     def moments(self, x: Floats, patient: Codes) -> Moments:
-        """Of each missing entry alone; what is said of observed ones means nothing."""
+        """Return the marginal moments of each missing entry; the values at observed entries are meaningless."""
 
 
-def law_of(dataset: int | str) -> Law:
-    return TrialLaw() if dataset == "trial" else DigitsLaw(dataset)
+def true_conditional(dataset: int | str) -> TrueConditional:
+    """Return p(x_u | x_o) of a data set's generator."""
+    return TrialConditional() if dataset == "trial" else DigitsConditional(dataset)
 
 
-class DigitsLaw:
-    """p(x_u | x_o) of the rotated digits, exact up to a grid over what drives the covariates.
+class DigitsConditional:
+    """p(x_u | x_o) of the rotated digits, exact up to a grid over the driver of the covariates.
 
-    Rows are (rotation, shift, contrast), with time before and the code of the digit (0 for 3, 1 for 6) behind them
-    where the set has these. Given the driver, which is time where there is time, all are independent.
+    Rows are (rotation, shift, contrast), preceded by time and followed by the code of the digit (0 for 3, 1 for 6)
+    in the sets that have them. The driver is time where the set has it; given the driver, all columns are independent.
     """
 
     def __init__(self, dataset: int | str) -> None:
@@ -58,15 +60,15 @@ class DigitsLaw:
         self.timed, self.discrete = dataset in (3, "3-discrete"), dataset == "3-discrete"
         self.values = slice(int(self.timed), int(self.timed) + 3)
         self.grid = (np.arange(GRID) + 0.5) / GRID
-        self.mean, self.sd = covariate_law(dataset, self.grid)
+        self.mean, self.sd = covariate_moments(dataset, self.grid)
 
     def weights(self, x: Floats) -> Floats:
-        """p(driver | x_o) on the grid (N×GRID)."""
+        """Return p(driver | x_o) on the grid (N×GRID)."""
         log_weight = np.zeros((len(x), GRID))
         for value, mean, sd in zip(x[:, self.values].T, self.mean, self.sd[:, 0], strict=True):
             log_weight += np.nan_to_num(-0.5 * ((value[:, None] - mean) / sd) ** 2)
         if self.discrete:
-            six = chance_of_six(self.grid)
+            six = probability_of_six(self.grid)
             digit = x[:, -1:]
             log_weight += np.where(np.isnan(digit), 0.0, np.log(np.where(digit == 1.0, six, 1.0 - six)))
         weight = np.exp(log_weight - log_weight.max(1, keepdims=True))
@@ -81,40 +83,40 @@ class DigitsLaw:
         if self.timed:
             driver = np.where(np.isnan(x[:, 0]), driver, x[:, 0])
             out[..., 0] = driver
-        centre, sd = covariate_law(self.dataset, driver.ravel())
+        centre, sd = covariate_moments(self.dataset, driver.ravel())
         drawn = centre + sd * rng.standard_normal(centre.shape)
         parts = [drawn.T.reshape(draws, len(x), 3)]
         if self.discrete:
-            parts.append((rng.random(driver.shape) < chance_of_six(driver))[..., None])
+            parts.append((rng.random(driver.shape) < probability_of_six(driver))[..., None])
         fresh = np.concatenate([out[..., : self.values.start], *parts], axis=-1)
         return np.where(np.isnan(x), fresh, x)
 
     def moments(self, x: Floats, patient: Codes) -> Moments:
         weight, grid = self.weights(x), self.grid
-        found, second = np.zeros((len(x), x.shape[1], 2)), np.zeros(x.shape)
+        mean_var, second = np.zeros((len(x), x.shape[1], 2)), np.zeros(x.shape)
         seen_time = self.timed and ~np.isnan(x[:, 0])
 
-        def over(values: Floats, at_time: Floats) -> Floats:
+        def expectation(values: Floats, at_time: Floats) -> Floats:
             return np.where(seen_time, at_time, weight @ values) if self.timed else weight @ values
 
         time = np.nan_to_num(x[:, 0]) if self.timed else np.zeros(len(x))
-        centre, sd = covariate_law(self.dataset, time)
+        centre, sd = covariate_moments(self.dataset, time)
         for k in range(3):
-            power = [over(self.mean[k] ** p, centre[k] ** p) for p in (1, 2)]
-            found[:, self.values.start + k] = np.stack([power[0], power[1] - power[0] ** 2 + sd[k] ** 2], axis=-1)
+            power = [expectation(self.mean[k] ** p, centre[k] ** p) for p in (1, 2)]
+            mean_var[:, self.values.start + k] = np.stack([power[0], power[1] - power[0] ** 2 + sd[k] ** 2], axis=-1)
         if self.timed:
-            found[:, 0] = np.stack([weight @ grid, weight @ grid**2 - (weight @ grid) ** 2], axis=-1)
+            mean_var[:, 0] = np.stack([weight @ grid, weight @ grid**2 - (weight @ grid) ** 2], axis=-1)
         if self.discrete:
-            second[:, -1] = over(chance_of_six(grid), chance_of_six(time))
-        return Moments(found[..., 0], found[..., 1], second)
+            second[:, -1] = expectation(probability_of_six(grid), probability_of_six(time))
+        return Moments(mean_var[..., 0], mean_var[..., 1], second)
 
 
-def chance_of_six(time: Floats) -> Floats:
-    """P(digit = 6 | time) of the set with a discrete covariate."""
+def probability_of_six(time: Floats) -> Floats:
+    """Return P(digit = 6 | time) of the set with a discrete covariate."""
     return np.asarray(0.1 + 0.36 * time)
 
 
-class TrialLaw:
+class TrialConditional:
     """p(x_u | x_o) of the simulated trial, given all of a patient's visits."""
 
     def draw(self, x: Floats, patient: Codes, draws: int, rng: np.random.Generator) -> Floats:
@@ -122,21 +124,22 @@ class TrialLaw:
         return true_covariates(table.assign(id=patient), draws, rng)
 
     def moments(self, x: Floats, patient: Codes) -> Moments:
-        """From draws."""
+        """Estimate the moments from draws."""
         drawn = self.draw(x, patient, MOMENT_DRAWS, np.random.default_rng(0))
         return Moments(drawn.mean(0), drawn.var(0), drawn.mean(0))
 
 
 class TruePrior(CovariatePrior):
-    """The generator's conditional in the place of a learnt one."""
+    """A covariate prior that uses the true conditional distribution instead of a learnt one."""
 
-    def __init__(self, law: Law, encoder: TableEncoder, seed: int) -> None:
+    def __init__(self, conditional: TrueConditional, encoder: TableEncoder, seed: int) -> None:
         super().__init__()
-        self.space, self.encoder, self.law = encoder.space, encoder, law
+        self.space, self.encoder, self.conditional = encoder.space, encoder, conditional
         self.rng = np.random.default_rng(seed)
 
     def condition(self, table: Table) -> ConditionalPrior:
-        mean, var, second = self.law.moments(self._own(table.x, table.x_mask), _codes(table.patient))
+        x, patient = self._own(table.x, table.x_mask), _codes(table.patient)
+        mean, var, second = self.conditional.moments(x, patient)
         prob = np.stack([1.0 - second, second], axis=-1)[..., : self.space.max_levels]
         scale, shift = self.encoder.x_scale, self.encoder.x_shift
         distribution = FactorisedDistribution(
@@ -145,14 +148,14 @@ class TruePrior(CovariatePrior):
         return ConditionalPrior(distribution, torch.zeros(len(table), dtype=torch.float64)).to(table.x.dtype)
 
     def update(self, completed: Table) -> None:
-        raise NotImplementedError("the generator's own law is known, not learnt.")
+        raise NotImplementedError("the true conditional distribution is known, not learnt.")
 
     def draw(self, batch: Batch, draws: int, generator: torch.Generator) -> Tensor:
-        found = self.law.draw(self._own(batch.x, batch.x_mask), _codes(batch.patient), draws, self.rng)
-        return torch.as_tensor((found - self.encoder.x_shift) / self.encoder.x_scale).to(batch.x)
+        drawn = self.conditional.draw(self._own(batch.x, batch.x_mask), _codes(batch.patient), draws, self.rng)
+        return torch.as_tensor((drawn - self.encoder.x_shift) / self.encoder.x_scale).to(batch.x)
 
     def _own(self, x: Tensor, mask: Tensor) -> Floats:
-        """Covariates in their own units, categories as codes; NaN at gaps."""
+        """Return covariates in their own units, with categories as codes and NaN at gaps."""
         values = torch.where(mask, x, torch.nan).cpu().double().numpy()
         return np.asarray(values * self.encoder.x_scale + self.encoder.x_shift)
 

@@ -1,4 +1,4 @@
-"""Processes that work through a list of tasks; one that dies costs its task, not the others."""
+"""Processes that work through a list of tasks; if one dies, only its own task is lost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 
 class Outcome(NamedTuple):
-    """A task's place in the list, and its result, or what went wrong."""
+    """The place of a task in the list, with its result or its error."""
 
     place: int
     result: Any
@@ -24,10 +24,10 @@ class Outcome(NamedTuple):
 def work(
     function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], workers: int, going: Callable[[], bool]
 ) -> Iterator[Outcome]:
-    """The outcomes of `function(*task)` as they come, each in one of `workers` new processes.
+    """Yield the outcomes of `function(*task)` in the order in which they finish, computed in `workers` new processes.
 
-    `going` is asked before a task is begun; once it says no, those under way are waited for. Closing the iterator ends
-    all processes at once, and so does the end of this one, however it comes about.
+    `going` is called before each task begins; once it returns False, only the tasks under way are finished. Closing the
+    iterator ends all processes at once, and so does the end of the calling process, whatever its cause.
     """
     context = multiprocessing.get_context("spawn")
     waiting = iter(enumerate(tasks))
@@ -42,7 +42,7 @@ def work(
                 here, there = context.Pipe()
                 process = context.Process(target=_serve, args=(function, there), daemon=True)
                 process.start()
-                there.close()  # so that its end is heard of here
+                there.close()  # so that `recv` raises EOFError here when the process dies
             here.send(task[1])
             busy[here] = process, task[0]
 
@@ -76,10 +76,10 @@ def _serve(function: Callable[..., Any], pipe: Connection) -> None:
         except EOFError:
             return
         try:
-            answer = function(*task), None
+            outcome = function(*task), None
         except Exception:
-            answer = None, traceback.format_exc()
-        pipe.send(answer)
+            outcome = None, traceback.format_exc()
+        pipe.send(outcome)
 
 
 def _end_with_parent() -> None:

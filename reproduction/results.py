@@ -23,12 +23,12 @@ def key(line: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def read(file: Path, names: Sequence[str] = KEY) -> list[dict[str, Any]]:
-    """All whole lines, which must have these names; what a killed run had begun to write is left out."""
+    """Return all complete lines, which must have these names; a line that a killed run left unfinished is skipped."""
     if not file.exists():
         return []
-    *whole, rest = file.read_bytes().split(b"\n")
+    *complete, rest = file.read_bytes().split(b"\n")
     lines = []
-    for number, text in enumerate(whole, 1):
+    for number, text in enumerate(complete, 1):
         try:
             line = json.loads(text)
             [line[name] for name in names]
@@ -42,7 +42,7 @@ def read(file: Path, names: Sequence[str] = KEY) -> list[dict[str, Any]]:
 
 
 def mend(file: Path) -> None:
-    """Make the file end with a whole line: drop what a killed run had begun to write, or end its last line."""
+    """Make the file end with a complete line: drop an unfinished one, or add the line break that is missing."""
     if not file.exists():
         return
     rest = file.read_bytes().rpartition(b"\n")[2]
@@ -59,7 +59,7 @@ def mend(file: Path) -> None:
 
 
 def append(file: Path, lines: Iterable[dict[str, Any]]) -> None:
-    """Add whole lines, in one go, and see that they reach the disk."""
+    """Append complete lines in one write, and flush them to the disk."""
     text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("ab") as out:
@@ -69,12 +69,12 @@ def append(file: Path, lines: Iterable[dict[str, Any]]) -> None:
 
 
 def missing(job: Job, done: set[tuple[Any, ...]]) -> list[str]:
-    """The methods that a fit is scored as and whose lines are not there."""
-    return [covariates for covariates in job.answers if key(job.base(covariates)) not in done]
+    """Return the methods of a fit that have no line yet."""
+    return [covariates for covariates in job.scored_as if key(job.base(covariates)) not in done]
 
 
 def left(jobs: Sequence[Job], lines: Iterable[dict[str, Any]]) -> list[Job]:
-    """The fits that some line is missing of."""
+    """Return the fits for which at least one line is missing."""
     done = {key(line) for line in lines}
     return [job for job in jobs if missing(job, done)]
 

@@ -1,4 +1,4 @@
-"""Works through the cells that have no line in the results file yet."""
+"""Fit the cells that have no line in the results file yet."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def run(
     jobs: Sequence[Job], file: Path, sources: Sources, device: str = "cpu", workers: int = 1,
     minutes: float | None = None,
 ) -> int:  # fmt: skip
-    """Fit what is not there, and append it. Returns the number of cells that failed.
+    """Fit what is missing and append it to the results. Return the number of fits that failed.
 
     Args:
-        jobs: the cells, in order.
-        file: the results.
-        sources: of the data.
+        jobs: the fits, in order.
+        file: the results file.
+        sources: where the data come from.
         device: "cpu" or "cuda".
-        workers: processes, each with one thread; on a GPU they share it.
-        minutes: begin no cell after so many.
+        workers: number of processes, each with one thread; they share a GPU.
+        minutes: begin no fit after this time.
     """
     results.mend(file)
     lines = results.read(file)
@@ -46,10 +46,10 @@ def run(
 
     with Log(len(todo)) as log, closing(work(_compute, tasks, workers, going)) as outcomes:
         try:
-            for place, found, error in outcomes:
+            for place, lines_of_fit, error in outcomes:
                 if error is None:
-                    results.append(file, found)
-                    log.step(todo[place], found)
+                    results.append(file, lines_of_fit)
+                    log.step(todo[place], lines_of_fit)
                 else:
                     failed += 1
                     log.fail(todo[place], error)
@@ -60,11 +60,11 @@ def run(
 
 
 def warn_of_others(jobs: Sequence[Job], lines: Sequence[dict[str, Any]], sources: Sources) -> None:
-    """Lines that stem from other settings or images than these are kept; say so."""
+    """Print how many lines come from other settings or images; they are kept as they are."""
     settings = {
         results.key(job.base(method)): (job, job.digest(fingerprint(job.dataset, sources)))
         for job in jobs
-        for method in job.answers
+        for method in job.scored_as
     }
     known = [line for line in lines if results.key(line) in settings]
     others = sum(line.get("settings") != settings[results.key(line)][1] for line in known)
@@ -86,7 +86,7 @@ def _compute(job: Job, wanted: Sequence[str], sources: Sources, device: str) -> 
 
 
 class Log:
-    """A bar with the time left and the last cell's NLL in a terminal; elsewhere, a line per cell."""
+    """Progress: in a terminal a bar with the time left and the NLL of the last fit; elsewhere, a line per fit."""
 
     def __init__(self, total: int) -> None:
         self.console = Console(stderr=True)
@@ -104,9 +104,9 @@ class Log:
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
-    def step(self, job: Job, found: Sequence[dict[str, Any]]) -> None:
-        nll = ", ".join(f"{line['covariates']} NLL {line['nll']:.1f}" for line in found)
-        self._advance(f"{job.name}: {nll} ({found[0]['seconds']:.0f} s)")
+    def step(self, job: Job, lines: Sequence[dict[str, Any]]) -> None:
+        nll = ", ".join(f"{line['covariates']} NLL {line['nll']:.1f}" for line in lines)
+        self._advance(f"{job.name}: {nll} ({lines[0]['seconds']:.0f} s)")
 
     def fail(self, job: Job, error: str) -> None:
         self.note(f"failed: {job.name}\n{error}")

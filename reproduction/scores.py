@@ -10,35 +10,35 @@ import pandas as pd
 import torch
 
 from lacova.covariates.factorised import level_probabilities, most_probable
-from lacova.inference.predict import chunks
+from lacova.inference.draws import chunks
 from lacova.models.base import Model
 
 
 @torch.no_grad()
 def plugin_nll(model: Model, data: pd.DataFrame) -> float:
-    """The paper's kind of NLL: one completion of X, one value of z, and the noise variance alone.
+    """Return the paper's kind of NLL: one completion of X, one value of z, and the noise variance alone.
 
-    x̂_u is the mean (of a category, the most probable level) of the law that the model predicts with, ẑ the mean of
-    p(z | x̂), and the score −Σ_d log N(y_d | decoder(ẑ, x̂)_d, σ_d²) over the observed entries, as a mean over rows and
-    in the measurements' own units. What is not known of x_u and z is left out, so that the noise alone pays for it.
+    x̂_u is the mean (of a category, the most probable level) of the distribution that the model predicts with, and ẑ
+    is the mean of p(z | x̂). The score is −Σ_d log N(y_d | decoder(ẑ, x̂)_d, σ_d²) over the observed entries, averaged
+    over rows, in the measurements' own units. It leaves out the uncertainty about x_u and z.
     """
     encoder, vae = model._fitted()
     table = model._encode(data)
     total = 0.0
     for _, batch in chunks(table, 1, width=vae.prior.width):
-        blind = replace(batch, y_mask=torch.zeros_like(batch.y_mask))
-        x = batch.x if batch.x_mask.all() else most_probable(vae.believe(blind), blind, vae.space)
+        without_y = replace(batch, y_mask=torch.zeros_like(batch.y_mask))
+        x = batch.x if batch.x_mask.all() else most_probable(vae.covariate_distribution(without_y), without_y, vae.space)
         z, _ = vae.prior.predict(x, batch.patient)
-        var = vae.likelihood.var
-        each = 0.5 * ((batch.y - vae.decode(z, x)) ** 2 / var + var.log() + math.log(2.0 * math.pi))
-        total += float(torch.where(batch.y_mask, each.double(), 0.0).sum())
+        var = vae.likelihood.noise_variance
+        nll = 0.5 * ((batch.y - vae.decode(z, x)) ** 2 / var + var.log() + math.log(2.0 * math.pi))
+        total += float(torch.where(batch.y_mask, nll.double(), 0.0).sum())
     total -= float(encoder.log_jacobian(table.y, table.y_mask).sum())
     return total / len(table)
 
 
 @torch.no_grad()
-def covariate_scores(model: Model, given: pd.DataFrame, truth: pd.DataFrame) -> dict[str, float | None]:
-    """How well the gaps in X are filled, given what is observed of X and Y in the same row (or patient).
+def covariate_scores(model: Model, data: pd.DataFrame, truth: pd.DataFrame) -> dict[str, float | None]:
+    """Score the imputed gaps in X, given what is observed of X and Y in the same row (or patient).
 
     `covariate_mse`: squared error of numbers in units of the training variance, over missing entries only.
     `covariate_mse_all_rows`: the same as a mean over all entries, observed ones counting 0. `covariate_accuracy` and
@@ -47,30 +47,30 @@ def covariate_scores(model: Model, given: pd.DataFrame, truth: pd.DataFrame) -> 
     """
     encoder, vae = model._fitted()
     space = encoder.space
-    table, true = model._encode(given), encoder.encode(truth)
-    gone = (true.x_mask & ~encoder.encode(given).x_mask).numpy()
+    table, true = model._encode(data), encoder.encode(truth)
+    gone = (true.x_mask & ~encoder.encode(data).x_mask).numpy()
     entries = true.x_mask.numpy()
     if table.patient is not None:
         first = ~pd.Series(table.patient.numpy()).duplicated().to_numpy()
         once = first[:, None] | ~np.asarray(space.static)
         gone, entries = gone & once, entries & once
     guess = np.zeros(true.x.shape)
-    chance = np.zeros((*true.x.shape, space.max_levels))
+    probs = np.zeros((*true.x.shape, space.max_levels))
     for rows, batch in chunks(table, 1):
-        distribution = vae.believe(batch)
+        distribution = vae.covariate_distribution(batch)
         guess[rows] = most_probable(distribution, batch, vae.space).double().cpu().numpy()
-        chance[rows] = level_probabilities(distribution, batch).double().cpu().numpy()
+        probs[rows] = level_probabilities(distribution, batch).double().cpu().numpy()
     x, c, k = true.x.double().numpy(), space.continuous, space.categorical
-    found: dict[str, float | None] = dict.fromkeys(
+    scores: dict[str, float | None] = dict.fromkeys(
         ("covariate_mse", "covariate_mse_all_rows", "covariate_accuracy", "covariate_brier")
     )
     if gone[:, c].any():
         square = ((guess - x)[:, c] ** 2)[gone[:, c]]
-        found["covariate_mse"] = float(square.mean())
-        found["covariate_mse_all_rows"] = float(square.sum() / entries[:, c].sum())
+        scores["covariate_mse"] = float(square.mean())
+        scores["covariate_mse_all_rows"] = float(square.sum() / entries[:, c].sum())
     if gone[:, k].any():
         at = gone[:, k]
-        level, said = x[:, k][at].round().astype(int), guess[:, k][at].round().astype(int)
-        found["covariate_accuracy"] = float((level == said).mean())
-        found["covariate_brier"] = float(((chance[:, k][at] - np.eye(space.max_levels)[level]) ** 2).sum(-1).mean())
-    return found
+        level, imputed = x[:, k][at].round().astype(int), guess[:, k][at].round().astype(int)
+        scores["covariate_accuracy"] = float((level == imputed).mean())
+        scores["covariate_brier"] = float(((probs[:, k][at] - np.eye(space.max_levels)[level]) ** 2).sum(-1).mean())
+    return scores

@@ -1,4 +1,4 @@
-"""What the results say: means over seeds, paired differences, the gap closed, the paper's order of methods."""
+"""Summaries of the results: means over seeds, paired differences, the gap closed, the paper's order of methods."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SURE = 2.0  # standard errors
 
 @dataclass(frozen=True)
 class Figure:
-    """Mean over seeds, and its standard error where there are at least two; empty without any."""
+    """A mean over seeds, with its standard error where there are at least two; empty without any."""
 
     mean: float = math.nan
     error: float = math.nan
@@ -31,6 +31,9 @@ class Figure:
         values = values.dropna()
         return cls(float(values.mean()), float(values.sem()), len(values)) if len(values) else cls()
 
+    def __neg__(self) -> Figure:
+        return Figure(-self.mean, self.error, self.seeds)
+
     def text(self, decimals: int = 0, percent: bool = False) -> str:
         if not self.seeds:
             return ""
@@ -40,57 +43,63 @@ class Figure:
 
 
 def frame(lines: Iterable[dict[str, Any]]) -> pd.DataFrame:
-    """The results as a table; data sets by name. Of a cell that is there twice, the last one counts."""
-    found = pd.DataFrame(list(lines))
-    if found.empty:
-        return found
-    found["dataset"] = found["dataset"].astype(str)
-    return found.drop_duplicates([*CELL, "covariates", "seed"], keep="last", ignore_index=True)
+    """Return the results as a table, data sets by name. Where a run is recorded twice, the last line counts."""
+    results = pd.DataFrame(list(lines))
+    if results.empty:
+        return results
+    results["dataset"] = results["dataset"].astype(str)
+    return results.drop_duplicates([*CELL, "covariates", "seed"], keep="last", ignore_index=True)
 
 
 def published() -> pd.DataFrame:
-    """The paper's figures: NLL in nats, accuracies as shares."""
+    """Return the paper's figures: NLL in nats, accuracies as shares."""
     return pd.read_csv(PUBLISHED, dtype={"dataset": str})
 
 
 def by_seed(cell: pd.DataFrame, metric: str = "nll") -> pd.DataFrame:
-    """One score of a cell: a line per seed, a column per method."""
+    """Return one score of a cell, with a line per seed and a column per method."""
     return cell.pivot(index="seed", columns="covariates", values=metric).astype(float)
 
 
 def difference(nll: pd.DataFrame, method: str, other: str) -> Figure:
-    """Method minus other, paired by seed."""
+    """Return method minus other, paired by seed."""
     return Figure.of(nll[method] - nll[other]) if {method, other} <= set(nll) else Figure()
 
 
 def gap_closed(nll: pd.DataFrame, method: str) -> Figure:
-    """(mean − method) / (mean − limit), seed by seed."""
+    """Return (mean − method) / (mean − limit), computed seed by seed."""
     if not {"mean", "limit", method} <= set(nll):
         return Figure()
     return Figure.of((nll["mean"] - nll[method]) / (nll["mean"] - nll["limit"]))
 
 
-def better(found: Figure) -> str:
-    """Whether a difference of NLLs is below zero by more than two standard errors."""
-    if found.seeds < 2:
+def better(gain: Figure) -> str:
+    """Return whether a difference of NLLs is below zero by more than two standard errors: "yes", "no", or blank."""
+    if gain.seeds < 2:
         return ""
-    return "yes" if found.mean < -SURE * found.error else "no"
+    return "yes" if gain.mean < -SURE * gain.error else "no"
+
+
+def ahead_of_all(cells: pd.DataFrame) -> list[bool]:
+    """Return for each cell whether joint beats all rivals; cells that lack a rival or a second seed are left out."""
+    wins = [[better(row[f"joint − {rival}"]) for rival in RIVALS] for _, row in cells.iterrows()]
+    return [set(win) == {"yes"} for win in wins if all(win)]
 
 
 def holds(nll: pd.DataFrame, worse: str, best: str) -> str:
-    """Whether NLL falls from one method to the next: "yes", "no", or "≈" within two standard errors."""
-    found = difference(nll, worse, best)
-    if not found.seeds:
+    """Return whether the NLL falls from one method to the next: "yes", "no", or "≈" within two standard errors."""
+    step = difference(nll, worse, best)
+    if not step.seeds:
         return ""
-    if found.seeds > 1 and abs(found.mean) <= SURE * found.error:
+    if step.seeds > 1 and abs(step.mean) <= SURE * step.error:
         return "≈"
-    return "yes" if found.mean > 0 else "no"
+    return "yes" if step.mean > 0 else "no"
 
 
-def checks(found: pd.DataFrame) -> pd.DataFrame:
-    """One line per cell: all that is claimed of joint, and of the paper's order."""
+def checks(results: pd.DataFrame) -> pd.DataFrame:
+    """Return one line per cell with all that the pages claim about joint and about the paper's order."""
     rows = []
-    for key, cell in found.groupby(CELL, sort=False):
+    for key, cell in results.groupby(CELL, sort=False):
         nll = by_seed(cell)
         row: dict[str, Any] = dict(zip(CELL, key, strict=True))
         for rival in RIVALS:

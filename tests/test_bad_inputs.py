@@ -1,6 +1,6 @@
-"""Everything that may be wrong with a table, a file or an option, with its outcome, through the API and the command line.
+"""Everything that may be wrong with a table, a file or an option, through the API and the command line.
 
-The same table stands in docs/bad-inputs.md: run this file as a program to print it.
+The same table is in docs/bad-inputs.md: run this file as a program to write it.
 """
 
 import errno
@@ -56,13 +56,13 @@ class Case:
     """One thing that may be wrong.
 
     Attributes:
-        what: in words.
-        damage: what it does to the table.
-        outcome: None where it is handled, else a pattern of the message.
-        says: how it is handled, or what the message tells.
+        what: a description in words.
+        damage: a function that damages the table.
+        outcome: None if the input is handled, else a pattern of the message.
+        says: how the input is handled, or what the message says.
         training: whether the table is used for training, or given to a trained model.
-        file: how the command line gets it.
-        warns: pattern of a warning.
+        file: the suffix of the file for the command line.
+        warns: a pattern of a warning.
     """
 
     what: str
@@ -79,52 +79,52 @@ def same(table):
 
 
 TABLES = [
-    Case("a column of the schema is not in the table", lambda t: t.drop(columns="ast"), "'ast' are in the schema but not in the table", "names it and the table's columns"),
-    Case("text in a numeric column", put("alt", "high"), "'alt' must be numeric, but holds 'high'", "names column and values", file="csv"),
+    Case("a column of the schema is not in the table", lambda t: t.drop(columns="ast"), "'ast' are in the schema but not in the table", "names the column and the columns of the table"),
+    Case("text in a numeric column", put("alt", "high"), "'alt' must be numeric, but holds 'high'", "names the column and the values", file="csv"),
     Case("numbers as text", lambda t: t.assign(alt=t["alt"].astype(str)), None, "read as numbers"),
-    Case("decimal commas", lambda t: t.assign(alt=t["alt"].astype(str).str.replace(".", ",")), "'alt' must be numeric, but holds '3", "names column and values"),
-    Case("dates as text in the time column", lambda t: t.assign(day="2024-05-01"), "'day' must be numeric, but holds '2024-05-01'", "names column and values"),
+    Case("decimal commas", lambda t: t.assign(alt=t["alt"].astype(str).str.replace(".", ",")), "'alt' must be numeric, but holds '3", "names the column and the values"),
+    Case("dates as text in the time column", lambda t: t.assign(day="2024-05-01"), "'day' must be numeric, but holds '2024-05-01'", "names the column and the values"),
     Case("dates in the time column", lambda t: t.assign(day=pd.Timestamp("2024-05-01")), "'day' must be numeric, but holds datetime64", "says to count days"),
     Case("infinite values", put("alt", np.inf), "'alt' holds 1 infinite value", "names the column"),
     Case("infinite covariates", put("age", -np.inf), "'age' holds 1 infinite value", "names the column"),
-    Case("an instance is missing", put("id", None), "instance column 'id' is missing in 1 row", "asks for a label, or fewer rows"),
-    Case("one row per patient", lambda t: t.drop_duplicates("id"), None, "learnt from"),
-    Case("one patient", lambda t: t[t["id"] == "p0"], None, "learnt from", warns="constant in training"),
-    Case("one row", lambda t: t.head(1), None, "learnt from, poorly", warns="constant in training"),
+    Case("an instance is missing", put("id", None), "instance column 'id' is missing in 1 row", "says to give a label or drop the row"),
+    Case("one row per patient", lambda t: t.drop_duplicates("id"), None, "fitted"),
+    Case("one patient", lambda t: t[t["id"] == "p0"], None, "fitted", warns="constant in training"),
+    Case("one row", lambda t: t.head(1), None, "fitted, poorly", warns="constant in training"),
     Case("all measurements missing in a row", lambda t: t.assign(alt=t["alt"].mask(t.index == 1), ast=t["ast"].mask(t.index == 1)), None, "the row is predicted from its covariates"),
     Case("all covariates missing in a row", lambda t: t.mask(pd.DataFrame({c: (t.index == 1) & (c in ("day", "drug")) for c in t})), None, "integrated out"),
     Case("all measurements missing in a patient", lambda t: t.assign(alt=t["alt"].mask(t["id"] == "p1"), ast=t["ast"].mask(t["id"] == "p1")), None, "predicted"),
-    Case("a measurement is empty in training", lambda t: t.assign(alt=np.nan), "'alt' have no observed value in training", "says to take it out of the schema"),
-    Case("a covariate is empty in training", lambda t: t.assign(age=np.nan), "'age' have no observed value in training", "says to take it out of the schema"),
-    Case("a category is empty in training", lambda t: t.assign(drug=pd.Series([None] * len(t), dtype=object)), "'drug' have no observed value in training", "says to take it out of the schema"),
-    Case("duplicated index", lambda t: t.set_index(pd.Index([0] * len(t))), None, "the index comes back as it was"),
+    Case("a measurement is empty in training", lambda t: t.assign(alt=np.nan), "'alt' have no observed value in training", "says to remove it from the schema"),
+    Case("a covariate is empty in training", lambda t: t.assign(age=np.nan), "'age' have no observed value in training", "says to remove it from the schema"),
+    Case("a category is empty in training", lambda t: t.assign(drug=pd.Series([None] * len(t), dtype=object)), "'drug' have no observed value in training", "says to remove it from the schema"),
+    Case("duplicated index", lambda t: t.set_index(pd.Index([0] * len(t))), None, "the index is returned unchanged"),
     Case("two rows of one patient at one time", lambda t: pd.concat([t, t.head(2)], ignore_index=True), None, "both count"),
     Case("values of 1e12", lambda t: t.assign(alt=t["alt"] * 1e12), None, "scaled"),
     Case("values of 1e-12", lambda t: t.assign(alt=t["alt"] * 1e-12), None, "scaled"),
-    Case("negative values", lambda t: t.assign(alt=-t["alt"]), None, "nothing special"),
+    Case("negative values", lambda t: t.assign(alt=-t["alt"]), None, "accepted"),
     Case("booleans as a category", lambda t: t.assign(drug=t["alt"] > 30.0), None, "two levels"),
     Case("booleans as a measurement", lambda t: t.assign(alt=t["alt"] > 30.0), None, "0 and 1"),
     Case("nullable integers", lambda t: t.assign(alt=t["alt"].round().astype("Int64").mask(t.index == 2)), None, "imputed values are whole numbers"),
     Case("integers as a category", lambda t: t.assign(drug=t["alt"].round().astype(int) % 3), None, "levels are integers"),
-    Case("pandas categories with unused levels", lambda t: t.assign(drug=pd.Categorical(t["drug"], ["none", "low", "high", "never"])), None, "levels that occur; the dtype comes back"),
+    Case("pandas categories with unused levels", lambda t: t.assign(drug=pd.Categorical(t["drug"], ["none", "low", "high", "never"])), None, "the levels that occur; the dtype is preserved"),
     Case("a category with one level", lambda t: t.assign(drug="none"), None, "carries no information"),
-    Case("a category with a level of its own for each row", lambda t: t.assign(drug=[f"d{k}" for k in range(len(t))]), None, "learnt from, poorly"),
+    Case("a category with a different level in each row", lambda t: t.assign(drug=[f"d{k}" for k in range(len(t))]), None, "fitted, poorly"),
     Case("a constant measurement", lambda t: t.assign(alt=3.0), None, "a warning", warns="measurement column\\(s\\) 'alt' are constant"),
     Case("a constant covariate", lambda t: t.assign(age=50.0), None, "a warning", warns="covariate column\\(s\\) 'age' are constant"),
     Case("a static column changes within a patient", put("sex", "f", 1), "static column 'sex' takes more than one value within instance", "names the patients"),
-    Case("a static value is given at one visit only", lambda t: t.assign(age=t["age"].where(~t["id"].duplicated())), None, "known at all visits"),
-    Case("columns that the schema does not name", lambda t: t.assign(note="x"), None, "left alone, and returned"),
+    Case("a static value is given at one visit only", lambda t: t.assign(age=t["age"].where(~t["id"].duplicated())), None, "used at all visits"),
+    Case("columns outside the schema", lambda t: t.assign(note="x"), None, "ignored and returned"),
     Case("no rows", lambda t: t.head(0), "no rows", "says so"),
     Case("a category never seen in training", put("drug", "huge"), "'drug' holds 'huge', never seen in training; known levels are", "lists the known levels", training=False),
-    Case("text in a numeric column of new data", put("age", "old"), "'age' must be numeric, but holds 'old'", "names column and values", training=False, file="csv"),
+    Case("text in a numeric column of new data", put("age", "old"), "'age' must be numeric, but holds 'old'", "names the column and the values", training=False, file="csv"),
     Case("infinite values in new data", put("ast", np.inf), "'ast' holds 1 infinite value", "names the column", training=False),
     Case("a measurement is empty in new data", lambda t: t.assign(alt=np.nan), None, "imputed", training=False),
     Case("a covariate is empty in new data", lambda t: t.assign(age=np.nan, drug=pd.Series([None] * len(t), dtype=object)), None, "imputed", training=False),
-    Case("a column is not in new data", lambda t: t.drop(columns="age"), "'age' are in the schema but not in the table", "says to add it, empty", training=False),
+    Case("a column is not in new data", lambda t: t.drop(columns="age"), "'age' are in the schema but not in the table", "says to add it as an empty column", training=False),
     Case("patients never seen in training", lambda t: t.assign(id="new " + t["id"]), None, "imputed", training=False),
     Case("one row of new data", lambda t: t.head(1), None, "imputed", training=False),
     Case("no measurements at all in new data", lambda t: t.assign(alt=np.nan, ast=np.nan), None, "predicted from the covariates", training=False),
-    Case("nothing missing", same, None, "the table comes back as it was", training=False),
+    Case("nothing missing", same, None, "the table is returned unchanged", training=False),
 ]  # fmt: skip
 
 
@@ -164,7 +164,7 @@ def shell(*words):
 
 
 def one_sentence(text):
-    """No traceback, one line that says what is wrong."""
+    """Assert that a text is a single sentence without a traceback."""
     lines = [line for line in text.strip().split("\n") if not re.match(r"\S+\.py:\d+: \w*Warning|  ", line)]
     assert len(lines) == 1, text
     assert lines[0].startswith("lacova: ")
@@ -230,7 +230,7 @@ FILES = [
     ("lines of different lengths", "a.csv", b"id,day\np1,3\np1,3,4\n", "cannot be read as CSV"),
     ("another encoding", "a.csv", "id,größe\n1,2\n".encode("latin-1"), "is not text in UTF-8"),
     ("a column twice", "a.csv", b"id,day,day\np1,3,4\n", "more than one column named 'day'"),
-    ("a Parquet file that is none", "a.parquet", b"PAR1 and more", "is no Parquet file"),
+    ("an invalid Parquet file", "a.parquet", b"PAR1 and more", "is no Parquet file"),
     ("another kind of file", "a.xlsx", b"PK", "expected one of .csv, .csv.gz, .parquet"),
     ("no such file", "a.csv", None, "there is no file"),
 ]
@@ -285,7 +285,7 @@ SETTINGS = [
     ("no latent dimension", lambda: lacova.GPPriorVAE(SCHEMA, latent_dim=0), ("--latent-dim", 0), "latent_dim must be a whole number of at least 1"),
     ("a formula with an unknown column", lambda: lacova.GPPriorVAE(SCHEMA, prior="gp(week)"), ("--prior", "gp(week)"), "unknown column 'week' in term 'gp\\(week\\)'"),
     ("a formula with an unknown kernel", lambda: lacova.GPPriorVAE(SCHEMA, prior="magic(day)"), ("--prior", "magic(day)"), "unknown kernel 'magic'"),
-    ("a formula that is none", lambda: lacova.GPPriorVAE(SCHEMA, prior="gp(day"), ("--prior", "gp(day"), "cannot read the formula"),
+    ("an invalid formula", lambda: lacova.GPPriorVAE(SCHEMA, prior="gp(day"), ("--prior", "gp(day"), "cannot read the formula"),
     ("an unknown treatment of gaps", lambda: lacova.CVAE(SCHEMA, covariates="magic"), ("--covariates", "magic"), "is 'magic'; expected one of joint"),
     ("an unknown device", lambda: model().fit(visits(), device="abacus"), ("--device", "abacus"), "device is 'abacus'"),
 ]  # fmt: skip
@@ -306,7 +306,7 @@ def test_settings(what, call, words, message, tmp_path, capsys):
 
 
 SCHEMAS = [
-    ("TOML that is none", "instance = [", "schema.toml"),
+    ("invalid TOML", "instance = [", "schema.toml"),
     ("an unknown word in the schema", 'colour = "red"\n[measurements]\nalt = {}\n', "colour"),
     (
         "a column with two roles",
@@ -325,9 +325,9 @@ def test_schemas(what, text, message, tmp_path, capsys):
     with pytest.raises(lacova.SchemaError, match=message):
         lacova.Schema.from_toml(path)
     assert shell("fit", tmp_path / "data.csv", "--schema", path, "--out", tmp_path / "run", *QUICK) == 1
-    found = capsys.readouterr().err
-    one_sentence(found)
-    assert re.search(message, found)
+    text = capsys.readouterr().err
+    one_sentence(text)
+    assert re.search(message, text)
 
 
 def test_a_folder_that_is_not_there_and_one_that_holds_other_things(run, tmp_path, capsys):
@@ -378,9 +378,9 @@ def test_a_full_disk(command, run, tmp_path, capsys, monkeypatch):
 
 def test_damaged_models(run, tmp_path, capsys):
     write_table(visits(), tmp_path / "data.csv")
-    whole = (run / "model.lacova").read_bytes()
+    intact = (run / "model.lacova").read_bytes()
     rng = np.random.default_rng(0)
-    damaged = {f"truncated at {k}": whole[:k] for k in [0, 1, 7, 8, 9, *rng.integers(10, len(whole), 10)]}
+    damaged = {f"truncated at {k}": intact[:k] for k in [0, 1, 7, 8, 9, *rng.integers(10, len(intact), 10)]}
     damaged |= {"foreign": b"id,day\n1,2\n" * 50, "zeros": bytes(1000)}
     for what, content in damaged.items():
         folder = tmp_path / "run"
@@ -406,10 +406,10 @@ def page():
     """docs/bad-inputs.md."""
     lines = [
         "# What happens to bad input", "",
-        "Every line is a test, through the Python interface and the command line. In Python, what is refused raises",
-        "`lacova.DataError`, `SchemaError`, `FormulaError`, `StorageError` or `ValueError`; the command prints the same one",
-        "sentence to stderr, ends with exit code 1 (2 if the command itself cannot be read), and leaves nothing half-written.",
-        "",
+        "Every line of this table is a test, through the Python interface and through the command line.", "",
+        "In Python, refused input raises `lacova.DataError`, `SchemaError`, `FormulaError`, `StorageError` or `ValueError`. The",
+        "command prints the same sentence to stderr and exits with code 1, or with code 2 if the command itself cannot be parsed.",
+        "It leaves nothing half-written.", "",
         "| input | outcome |", "|---|---|",
     ]  # fmt: skip
     for case in TABLES:
@@ -421,7 +421,7 @@ def page():
     for what, _, message in SCHEMAS:
         lines.append(f"| {what} | refused: “{plain(message)}” |")
     for what in (
-        "an output folder that is not there, or an output of another kind",
+        "an output folder that does not exist, or an output of another kind",
         "a folder for the model that holds other things, or another model",
         "a full disk",
         "a model file that is truncated, damaged, foreign, or of a newer version",

@@ -23,7 +23,7 @@ SMALL = {
 
 
 def factor(rows=40, gaps=0.2, seed=0):
-    """Four columns that follow one hidden number, complete and with gaps."""
+    """Return four columns that follow one hidden number, complete and with gaps."""
     rng = np.random.default_rng(seed)
     full = rng.normal(size=(rows, 1)) * [1.0, -2.0, 3.0, 4.0] + rng.normal(size=(rows, 4)) * 0.3 + [0.0, 5.0, -5.0, 9.0]
     return full, np.where(rng.random(full.shape) < gaps, np.nan, full)
@@ -45,7 +45,7 @@ def mixed(rows=40, seed=0):
     return frame.mask(rng.random(frame.shape) < 0.2).astype({"weight": "float32"})
 
 
-# scikit-learn's own checks. It grants its imputers no failure, and none is expected here.
+# scikit-learn's own checks, without expected failures.
 
 
 @parametrize_with_checks([LacovaImputer(**SMALL, covariates="mean"), LacovaRegressor(**SMALL, covariates="mean")])
@@ -102,7 +102,7 @@ def test_imputing_by_the_hidden_factor_beats_the_mean(settings):
     assert error < 0.6
 
 
-def test_what_is_filled_into_a_row_does_not_depend_on_the_others():
+def test_imputation_of_a_row_does_not_depend_on_other_rows():
     x = factor()[1]
     imputer = LacovaImputer(**SMALL, covariate_columns=[3]).fit(x)
     done = imputer.transform(x)
@@ -138,7 +138,7 @@ def test_table_with_categories(polars):
     assert set(done["sex"]) == {"f", "m"}
 
 
-def test_nothing_but_categories_are_filled_by_their_joint_law():
+def test_categories_alone_are_filled_by_their_joint_distribution():
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"a": rng.choice(["u", "v", "w"], 120)})
     frame["b"] = frame["a"].str.upper()
@@ -174,13 +174,13 @@ def test_columns_with_one_value_or_none():
     x[:, 1], x[:, 2] = np.where(np.isnan(x[:, 1]), np.nan, 7.0), np.nan
     with pytest.warns(UserWarning, match=r"Skipping.*\['x2'\].*keep_empty_features"):
         dropped = LacovaImputer(**SMALL).fit(x)
-    kept = LacovaImputer(**SMALL, keep_empty_features=True).fit(x)
+    zeroed = LacovaImputer(**SMALL, keep_empty_features=True).fit(x)
     assert list(dropped.get_feature_names_out()) == ["x0", "x1", "x3"]
-    assert list(kept.get_feature_names_out()) == ["x0", "x1", "x2", "x3"]
+    assert list(zeroed.get_feature_names_out()) == ["x0", "x1", "x2", "x3"]
     assert (dropped.transform(x)[:, 1] == 7.0).all()
-    np.testing.assert_array_equal(kept.transform(x)[:, [0, 1, 3]], dropped.transform(x))
-    assert (kept.transform(x)[:, 2] == 0.0).all()
-    assert kept.transform([[1.0, 2.0, 3.0, np.nan]])[0, :3].tolist() == [1.0, 2.0, 3.0]
+    np.testing.assert_array_equal(zeroed.transform(x)[:, [0, 1, 3]], dropped.transform(x))
+    assert (zeroed.transform(x)[:, 2] == 0.0).all()
+    assert zeroed.transform([[1.0, 2.0, 3.0, np.nan]])[0, :3].tolist() == [1.0, 2.0, 3.0]
 
 
 def test_nothing_to_model():
@@ -242,7 +242,7 @@ def test_regression_through_gaps():
     y_gaps = np.where(rng.random(300) < 0.2, np.nan, y)
     model = LacovaRegressor(**{**SMALL, "max_epochs": 20, "batch_size": 50}).fit(x, y_gaps)
     complete = ~np.isnan(x).any(axis=1)
-    assert model.score(x[complete], y[complete]) > 0.85  # 0.95 can be known
+    assert model.score(x[complete], y[complete]) > 0.85  # 0.95 is possible
     mean, std = model.predict(x, return_std=True)
     assert mean.shape == std.shape == (300,)
     draws = model.model_.sample(pd.DataFrame(x[:3], columns=["x0", "x1"]), draws=2000, seed=1)
@@ -250,13 +250,13 @@ def test_regression_through_gaps():
     assert np.median(std[~complete]) > 1.3 * np.median(std[complete])
 
 
-def test_prediction_of_a_row_does_not_depend_on_the_others():
+def test_prediction_of_a_row_does_not_depend_on_other_rows():
     x = factor()[1]
     model = LacovaRegressor(**SMALL).fit(x, np.arange(40.0))
     mean, std = model.predict(x, return_std=True)
     for k in (0, 17, 39):
         one_mean, one_std = model.predict(x[[k]], return_std=True)
-        # Bit for bit but for the covariates' joint law, whose batched algebra rounds differently.
+        # Bit for bit except for the joint distribution of the covariates, whose batched algebra rounds differently.
         np.testing.assert_allclose(one_mean, mean[[k]], rtol=1e-5)
         np.testing.assert_allclose(one_std, std[[k]], rtol=1e-5)
 
@@ -282,8 +282,8 @@ def test_features_without_information_are_left_out():
     model = LacovaRegressor(**SMALL).fit(x, np.arange(40.0))
     assert list(model.model_.schema.covariates) == ["x0", "x3"]
     assert np.isfinite(model.predict(x)).all()
-    blind = LacovaRegressor(**SMALL).fit(x[:, 1:3], np.arange(40.0)).predict(x[:, 1:3])
-    assert np.ptp(blind) == 0.0
+    uninformed = LacovaRegressor(**SMALL).fit(x[:, 1:3], np.arange(40.0)).predict(x[:, 1:3])
+    assert np.ptp(uninformed) == 0.0
 
 
 def test_regression_on_a_table_with_categories():

@@ -1,7 +1,7 @@
-"""Notebooks of the tutorials: `python -m tools.notebooks` writes docs/notebooks/*.ipynb from the pages.
+"""Turn tutorials into notebooks: `python -m tools.notebooks` writes docs/notebooks/*.ipynb from the pages.
 
-Text becomes text cells, blocks of Python code cells, and blocks of shell cells that bash runs. Printed output (`text`)
-is left out: running the notebook prints it.
+Text becomes text cells, Python blocks become code cells, and shell blocks become cells that bash runs. Printed output
+(`text`) is left out, because running the notebook prints it.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ LINK = re.compile(r"\]\((?![a-z]+:|#)([^)#]+)")
 
 
 def cells(page: Path) -> list[tuple[str, str]]:
-    """The cells of a page, each with its kind: "markdown" or "code"."""
+    """Return the cells of a page, each with its kind: "markdown" or "code"."""
     text = page.read_text(encoding="utf-8")
-    found, at = [], 0
+    pairs, at = [], 0
     for block in BLOCK.finditer(text):
-        found.append(("markdown", _links(text[at : block.start()].strip(), page)))
+        pairs.append(("markdown", _links(text[at : block.start()].strip(), page)))
         if block[1] != "text":
-            found.append(("code", ("%%bash\n" if block[1] == "sh" else "") + block[2].strip("\n")))
+            pairs.append(("code", ("%%bash\n" if block[1] == "sh" else "") + block[2].strip("\n")))
         at = block.end()
-    found.append(("markdown", _links(text[at:].strip(), page)))
-    return [cell for cell in found if cell[1]]
+    pairs.append(("markdown", _links(text[at:].strip(), page)))
+    return [cell for cell in pairs if cell[1]]
 
 
 def notebook(page: Path) -> str:
-    """The page as the text of a notebook."""
+    """Return the page as the text of a notebook."""
     listed = []
     for k, (kind, source) in enumerate(cells(page)):
         cell = {"cell_type": kind, "id": f"cell-{k}", "metadata": {}, "source": source.splitlines(keepends=True)}
         listed.append(cell | ({"execution_count": None, "outputs": []} if kind == "code" else {}))
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    whole = {"cells": listed, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
-    return json.dumps(whole, ensure_ascii=False, indent=1) + "\n"
+    content = {"cells": listed, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+    return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
 
 
 def _links(text: str, page: Path) -> str:
-    """Links between pages, as seen from the folder of the notebooks."""
+    """Make links between pages relative to the folder of the notebooks."""
     here = page.parent.relative_to(DOCS).as_posix()
     return LINK.sub(lambda link: "](" + posixpath.relpath(posixpath.join(here, link[1]), "notebooks"), text)
 

@@ -1,15 +1,15 @@
-"""Printed output on pages: `python -m tools.outputs PAGE ...` runs the blocks of pages and writes what they print now.
+"""Renew the printed output on pages: `python -m tools.outputs PAGE ...` runs their blocks and writes the output.
 
 Without a page, all of PAGES are run, one after another on one core; those on real tables need the folder LACOVA_DATA.
 A page is run in an empty folder, from its first block to its last. A `text` block right below a block of Python or
-shell is replaced by what that block printed; one whose lines begin with `$ ` is run line by line. A picture that the
+shell is replaced by the output of that block; one whose lines begin with `$ ` is run line by line. A picture that the
 page draws and shows is copied to docs/images.
 
-What a page shortens stays shortened, where its `…` stands:
+Output that a page shortens with `…` stays shortened:
 
-- a line of `…` alone leaves out lines: those shown are found again by their first word, in order;
+- a line that is only `…` leaves out lines: those shown are matched by their first word, in order;
 - after decimals, `3.14…` cuts all numbers of the line to as many decimals;
-- elsewhere in a line it leaves out words: as many stay before and after it as the page has.
+- elsewhere in a line, it leaves out words: as many remain before and after it as on the page.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ class Block(NamedTuple):
 
 
 def blocks(page: str) -> list[Block]:
-    """The blocks of Python, shell and printed text of a page."""
-    found: list[Block] = []
+    """Return the blocks of Python, shell and printed text of a page."""
+    listed: list[Block] = []
     for block in BLOCK.finditer(page):
-        below = bool(found) and not page[found[-1].end : block.start()].removeprefix("```").strip()
-        found.append(Block(block[1], block[2], block.start(2), block.end(2), below))
-    return found
+        below = bool(listed) and not page[listed[-1].end : block.start()].removeprefix("```").strip()
+        listed.append(Block(block[1], block[2], block.start(2), block.end(2), below))
+    return listed
 
 
 def in_bash(code: str, folder: Path, prelude: str = SHELL, fails: bool = False, errors: bool = True) -> str:
-    """What commands print, in bash, with the programs of this environment first on the path."""
+    """Run commands in bash, with the programs of this environment first on the path, and return their output."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-c", f"{prelude}\n{code}"], cwd=folder, env=os.environ | {"PATH": path}, text=True, check=False,
@@ -75,7 +75,7 @@ def in_bash(code: str, folder: Path, prelude: str = SHELL, fails: bool = False, 
 
 
 def in_python(code: str, known: dict[str, Any], name: str) -> str:
-    """What a block prints; the names that it sets are kept in `known`."""
+    """Run a block and return its output; the names that it sets are stored in `known`."""
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(compile(code, name, "exec"), known)
     return printed.getvalue()
@@ -88,14 +88,14 @@ def play(
     change: Callable[[str], str] = lambda code: code,
     skip: Callable[[str], bool] = lambda code: False,
 ) -> Iterator[tuple[Block, str]]:
-    """Run the blocks of a page one after another in a folder, the Python in one namespace: each with what it printed.
+    """Run the blocks of a page in a folder, all Python in one namespace, and yield each with its output.
 
     Args:
         page: the page.
-        folder: where to run it; made the current folder meanwhile.
-        prelude: what bash reads before each block.
-        change: what to make of a block before it is run.
-        skip: which blocks of shell not to run.
+        folder: where to run it; the current folder meanwhile.
+        prelude: shell code that precedes each block.
+        change: a function that changes a block before it is run.
+        skip: a function that returns True for shell blocks not to run.
     """
     known: dict[str, Any] = {"__name__": "__main__"}
     with contextlib.chdir(folder):
@@ -110,30 +110,30 @@ def play(
 
 
 def shortened(printed: str, shown: str) -> str:
-    """What was printed now, cut where the page cut what was printed then."""
+    """Shorten new output where the page shortened the old."""
     then, now = shown.splitlines(), [line.rstrip() for line in printed.rstrip("\n").splitlines()]
     if not any(CUT in line for line in then):
         return "\n".join(now) + "\n"
     gaps = any(line.strip() == CUT for line in then)
-    kept, at = [], 0
+    lines, at = [], 0
     for k, line in enumerate(then):
         if line.strip() == CUT:
             continue
-        found = at
+        match = at
         if gaps:
-            found = next((j for j in range(at, len(now)) if _first(now[j]) == _first(line)), -1)
-        if not 0 <= found < len(now):
+            match = next((j for j in range(at, len(now)) if _first_word(now[j]) == _first_word(line)), -1)
+        if not 0 <= match < len(now):
             raise ValueError(f"no line like {line!r} is printed any more after line {at}:\n{printed}")
-        if (gaps and found > at) or (k and then[k - 1].strip() == CUT):
-            kept.append(CUT)
-        kept.append(_cut_line(now[found], line) if CUT in line else now[found])
-        at = found + 1
+        if (gaps and match > at) or (k and then[k - 1].strip() == CUT):
+            lines.append(CUT)
+        lines.append(_cut_line(now[match], line) if CUT in line else now[match])
+        at = match + 1
     if at < len(now):
-        kept.append(CUT)
-    return "\n".join(kept) + "\n"
+        lines.append(CUT)
+    return "\n".join(lines) + "\n"
 
 
-def _first(line: str) -> str:
+def _first_word(line: str) -> str:
     return (re.split(r"[\s,:]+", line.strip() or " ") or [""])[0]
 
 
@@ -151,7 +151,7 @@ def _cut_line(now: str, then: str) -> str:
 
 
 def renewed(page: Path, folder: Path) -> str:
-    """The page with what its blocks print now."""
+    """Return the page with the output that its blocks print now."""
     text = page.read_text(encoding="utf-8")
     printed = {block.start: output for block, output in play(page, folder)}
     before: Block | None = None
@@ -171,22 +171,22 @@ def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("pages", nargs="*", metavar="PAGE", help=f"under docs/; by default {', '.join(PAGES)}")
     os.environ.setdefault("MPLBACKEND", "agg")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # with more, sums come out otherwise in the last digits
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # with more, sums differ in the last digits
     for name in parser.parse_args(words).pages or PAGES:
         page = DOCS / name
-        with tempfile.TemporaryDirectory() as made:
-            folder = Path(made).resolve()
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary).resolve()
             if page.name in DATA:
                 if "LACOVA_DATA" not in os.environ:
-                    print(f"{name} is left as it is: LACOVA_DATA, the folder with {DATA[page.name]}, is not set.")
+                    print(f"{name} is skipped: LACOVA_DATA, the folder with {DATA[page.name]}, is not set.")
                     continue
                 (folder / DATA[page.name]).symlink_to(Path(os.environ["LACOVA_DATA"]) / DATA[page.name])
             text = renewed(page, folder)
             changed = text != page.read_text(encoding="utf-8")
             page.write_text(text, encoding="utf-8")
-            for drawn, kept in PICTURES.get(page.name, {}).items():
-                copy(folder / drawn, DOCS / "images" / kept)
-        print(f"{name}: {'written anew' if changed else 'as it was'}")
+            for drawn, picture in PICTURES.get(page.name, {}).items():
+                copy(folder / drawn, DOCS / "images" / picture)
+        print(f"{name}: {'updated' if changed else 'unchanged'}")
 
 
 if __name__ == "__main__":

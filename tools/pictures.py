@@ -1,8 +1,8 @@
-"""Pictures of the pages on plots and on the report: `python -m tools.pictures` writes them to docs/images.
+"""Draw the pictures of the pages on plots and on the report: `python -m tools.pictures` writes them to docs/images.
 
 They show the PBC table of docs/pbc.md (pbcseq.csv in the folder LACOVA_DATA), and digits. Screenshots of the report
-need chromium, chromedriver and selenium. `python -m tools.pictures plots`, `digits` or `report` makes some of them.
-Other pictures are made by `python -m tools.outputs` and `python -m reproduction figures`.
+need chromium, chromedriver and selenium. `python -m tools.pictures plots`, `digits` or `report` draws some of them.
+Other pictures are drawn by `python -m tools.outputs` and `python -m reproduction figures`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ SCHEMA = lacova.Schema(
     units={"age": "years", "day": "days", "bili": "mg/dL", "chol": "mg/dL", "albumin": "g/dL", "alk_phos": "U/L",
            "ast": "U/mL", "platelet": "10⁹/L", "protime": "s"},
 )  # fmt: skip
-LEARNT, SEEN = 252, 280  # patients up to these numbers are learnt from, then stopped early on; the others are new
-PATIENT, PAST = 294, 1000  # a new patient, whose later visits are foreseen from those up to this day
+TRAIN, KNOWN = 252, 280  # patients up to 252 are for training, up to 280 for early stopping; the others are new
+PATIENT, PAST = 294, 1000  # a new patient, whose visits after this day are predicted from the earlier ones
 SIDE = 36  # of a digit
 # Width and height of the window, colours, and the sections whose beginnings are shown side by side.
 SCREENS = {
@@ -53,56 +53,56 @@ SCREENS = {
 
 
 def fitted(table: pd.DataFrame) -> lacova.GPPriorVAE:
-    learnt, stopped = table[table.id <= LEARNT], table[table.id.between(LEARNT + 1, SEEN)]
-    return lacova.GPPriorVAE(SCHEMA).fit(learnt, stopped)
+    train, validation = table[table.id <= TRAIN], table[table.id.between(TRAIN + 1, KNOWN)]
+    return lacova.GPPriorVAE(SCHEMA).fit(train, validation)
 
 
 def plots(model: lacova.GPPriorVAE, table: pd.DataFrame) -> None:
-    """One picture for each function of lacova.plot; those of docs/plots.md."""
-    new = table[table.id > SEEN]
+    """Draw one picture for each function of lacova.plot, for docs/plots.md."""
+    new = table[table.id > KNOWN]
     one = new[new.id == PATIENT]
-    saved(plot.gaps(table, SCHEMA), "gaps")
-    saved(plot.training(model), "training")
+    save(plot.gaps(table, SCHEMA), "gaps")
+    save(plot.training(model), "training")
     hidden = one.assign(bili=one.bili.where(one.index.isin(one.index[::2])))
-    saved(plot.trajectory(model, hidden, PATIENT, "bili", truth=one), "trajectory")
+    save(plot.trajectory(model, hidden, PATIENT, "bili", truth=one), "trajectory")
     past, later = one[one.day <= PAST], one[one.day > PAST]
     ax = plot.forecast(model, past, PATIENT, "bili", later)
-    ax.plot(later.day, later.bili, "x", color="black", label="what came")
+    ax.plot(later.day, later.bili, "x", color="black", label="true value")
     ax.legend(frameon=False, fontsize=8)
-    saved(ax, "forecast")
-    saved(plot.covariate(model, one.assign(stage=float("nan")), "stage", truth=one.stage.iloc[0]), "covariate")
-    saved(plot.latent(model, table, "bili"), "latent")
-    saved(plot.effects(model, table[table.id <= SEEN], "gp(day):cat(stage)", "bili"), "effects")
+    save(ax, "forecast")
+    save(plot.covariate(model, one.assign(stage=float("nan")), "stage", truth=one.stage.iloc[0]), "covariate")
+    save(plot.latent(model, table, "bili"), "latent")
+    save(plot.effects(model, table[table.id <= KNOWN], "gp(day):cat(stage)", "bili"), "effects")
     figure, axes = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
-    found = recover(model, new, share=0.2)
-    plot.calibration(found, ax=axes[0])
-    plot.pit(found, ax=axes[1])
-    saved(figure, "calibration")
+    recovery = recover(model, new, share=0.2)
+    plot.calibration(recovery, ax=axes[0])
+    plot.pit(recovery, ax=axes[1])
+    save(figure, "calibration")
 
 
 def digits() -> None:
-    """The picture of plot.images: digits that were not learnt from."""
+    """Draw the picture of plot.images: digits that were not in training."""
     truth, schema = rotated_digits(1, rows=600, seed=0)
     masked = mask_at_random(truth, [*schema.covariates, *schema.measurements], 0.2, seed=1)
     model = lacova.GPPriorVAE(schema, latent_dim=8, networks="dense-digits", scaling="none")
     model.fit(masked[:500], max_epochs=40, batch_size=50)
     rows = {"true": truth[500:508], "masked": masked[500:508], "imputed": model.impute(masked[500:508])}
     pixels = list(schema.measurements)
-    saved(plot.images({name: shown[pixels] for name, shown in rows.items()}, (SIDE, SIDE)), "images")
+    save(plot.images({name: shown[pixels] for name, shown in rows.items()}, (SIDE, SIDE)), "images")
 
 
-def saved(drawn: Axes | Figure, name: str) -> None:
+def save(drawn: Axes | Figure, name: str) -> None:
     figure = drawn if isinstance(drawn, Figure) else drawn.figure
-    figure.savefig(kept := io.BytesIO(), dpi=90)
-    write(Image.open(kept), f"plot-{name}")
+    figure.savefig(file := io.BytesIO(), dpi=90)
+    write(Image.open(file), f"plot-{name}")
     plt.close("all")
 
 
 def screens(model: lacova.GPPriorVAE, table: pd.DataFrame) -> None:
-    """The report on the patients that the model knows, tested on the others, as a browser shows it."""
+    """Take screenshots of a report on the training and validation patients, with the others held out."""
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
-        report.write(model, table[table.id <= SEEN], page, held_out=table[table.id > SEEN])
+        report.write(model, table[table.id <= KNOWN], page, held_out=table[table.id > KNOWN])
         driver = browser()
         try:
             for name, (size, colours, sections) in SCREENS.items():
@@ -112,7 +112,7 @@ def screens(model: lacova.GPPriorVAE, table: pd.DataFrame) -> None:
 
 
 def browser() -> Any:
-    """Chromium without a window."""
+    """Start Chromium without a window."""
     from selenium import webdriver
 
     programs = [shutil.which("chromium"), shutil.which("chromedriver")]
@@ -126,11 +126,11 @@ def browser() -> Any:
 
 
 def screen(driver: Any, page: Path, size: tuple[int, int], colours: str, section: str = "") -> Image.Image:
-    """What a window of this size shows of a page from the beginning of a section on; "" for its top."""
+    """Take a screenshot of a page at a window size, from the beginning of a section; "" for the top of the page."""
     metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": size[0] < 500}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    wanted = [{"name": "prefers-color-scheme", "value": colours}]
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": wanted})
+    features = [{"name": "prefers-color-scheme", "value": colours}]
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
     driver.get(page.as_uri())
     if section:
         driver.execute_script("document.getElementById(arguments[0]).scrollIntoView()", section)
@@ -139,34 +139,34 @@ def screen(driver: Any, page: Path, size: tuple[int, int], colours: str, section
 
 def side_by_side(pictures: list[Image.Image], between: int = 20) -> Image.Image:
     width = sum(picture.width + between for picture in pictures) - between
-    whole = Image.new("RGB", (width, max(picture.height for picture in pictures)), "white")
+    row = Image.new("RGB", (width, max(picture.height for picture in pictures)), "white")
     at = 0
     for picture in pictures:
-        whole.paste(picture, (at, 0))
+        row.paste(picture, (at, 0))
         at += picture.width + between
-    return whole
+    return row
 
 
 def write(picture: Image.Image, name: str) -> None:
-    """A file of few colours, which is small."""
+    """Write a picture with few colours, so that the file is small."""
     picture.convert("RGB").quantize(128).save(FOLDER / f"{name}.png", optimize=True)
     print(f"docs/images/{name}.png")
 
 
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("some", nargs="*", help="plots, digits or report; all by default")
-    some = parser.parse_args(words).some or ["plots", "digits", "report"]
-    if "digits" in some:
+    parser.add_argument("parts", nargs="*", help="plots, digits or report; all by default")
+    parts = parser.parse_args(words).parts or ["plots", "digits", "report"]
+    if "digits" in parts:
         digits()
-    if {"plots", "report"} & set(some):
+    if {"plots", "report"} & set(parts):
         if "LACOVA_DATA" not in os.environ:
             raise SystemExit("LACOVA_DATA, the folder with pbcseq.csv, is not set.")
         table = pd.read_csv(Path(os.environ["LACOVA_DATA"]) / "pbcseq.csv")
         model = fitted(table)
-        if "plots" in some:
+        if "plots" in parts:
             plots(model, table)
-        if "report" in some:
+        if "report" in parts:
             screens(model, table)
 
 

@@ -1,4 +1,4 @@
-"""Clinical tables: lacova beside its peers (`study`), and pooled coefficients with known truth (`rubin`).
+"""Clinical tables: lacova beside its peers (`study`), and pooled coefficients whose truth is known (`rubin`).
 
 Some of the peers need more than lacova itself: `pip install 'lacova[peers]'`.
 """

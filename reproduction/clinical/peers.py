@@ -1,4 +1,4 @@
-"""What lacova is compared with: each answers with draws (draws×N×D) of the columns asked for at the test visits."""
+"""The methods that lacova is compared with: each returns draws (draws×N×D) of the wanted columns at the test visits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DRAWS = 100
 
 
 def by_mean(task: Task, seed: int) -> Floats:
-    """Draws from the training values of each column; one of each patient where they do not change with visits."""
+    """Draw from the training values of each column; a column that does not change with visits counts once a patient."""
     rng = np.random.default_rng(seed)
     train, first = task.coded(task.train), ~task.train[task.schema.instance].duplicated()
     values = [train.loc[first | (name not in task.schema.static), name].dropna().to_numpy() for name in task.names]
@@ -28,45 +28,46 @@ def by_mean(task: Task, seed: int) -> Floats:
 
 
 def by_last_value(task: Task, seed: int) -> Floats:
-    """The patient's last value before the visit, else the training mean, or the most frequent level."""
+    """Return the patient's last value before the visit, else the training mean or the most frequent level."""
     train = task.coded(task.train)
-    usual = train.mean().where(~train.columns.isin(list(task.levels)), train.mode().iloc[0])
-    return task.coded(task.test).groupby(task.test[task.schema.instance]).ffill().fillna(usual).to_numpy()[None]
+    default = train.mean().where(~train.columns.isin(list(task.levels)), train.mode().iloc[0])
+    return task.coded(task.test).groupby(task.test[task.schema.instance]).ffill().fillna(default).to_numpy()[None]
 
 
 def by_neighbours(task: Task, seed: int) -> Floats:
+    """Return the mean over the 5 nearest neighbours."""
     train, test, back = _numbers(task)
     return back(KNNImputer().fit(train).transform(test)[None])
 
 
 def by_ridge(task: Task, seed: int) -> Floats:
-    """scikit-learn's chained equations: Bayesian ridge regressions, values drawn from their posterior."""
-    return _chained(task, lambda k: BayesianRidge(), seed, 10, each=DRAWS // 10, sample_posterior=True)
+    """Draw by scikit-learn's chained equations with Bayesian ridge regressions, from their posterior."""
+    return _chained(task, lambda k: BayesianRidge(), seed, 10, draws=DRAWS // 10, sample_posterior=True)
 
 
 def by_extra_trees(task: Task, seed: int) -> Floats:
-    """The same with extremely randomised trees, which give no draws."""
+    """Impute by the same with extremely randomised trees, which give no draws."""
     return _chained(
         task, lambda k: ExtraTreesRegressor(n_estimators=30, min_samples_leaf=3, random_state=k), seed, 1, 1, max_iter=4
     )
 
 
 def by_forest(task: Task, seed: int) -> Floats:
-    """miceforest: chained boosted trees with predictive mean matching. The test visits stand in its kernel."""
+    """Draw by miceforest: chained boosted trees with predictive mean matching. Its kernel contains the test visits."""
     import miceforest
 
     train, test, back = _numbers(task)
     both = pd.DataFrame(np.vstack([train, test]), columns=[f"c{k}" for k in range(train.shape[1])])
-    found = []
+    tables = []
     for draw in range(10):  # one at a time: a kernel keeps all its trees
         kernel = miceforest.ImputationKernel(both, save_all_iterations_data=False, random_state=1000 * seed + draw)
         kernel.mice(3, verbose=False, n_jobs=1, num_iterations=50)
-        found.append(kernel.complete_data().to_numpy()[len(train) :])
-    return back(np.stack(found))
+        tables.append(kernel.complete_data().to_numpy()[len(train) :])
+    return back(np.stack(tables))
 
 
 def by_trees(task: Task, seed: int) -> Floats:
-    """Boosted trees per column, with the patient's other visits as features; spread from validation residuals."""
+    """Draw by boosted trees per column: the patient's other visits are features, validation residuals the spread."""
     rng = np.random.default_rng(seed)
     if task.kind not in OF_Y:
         return np.stack([_covariate_by_trees(task, name, rng) for name in task.names], axis=-1)
@@ -86,7 +87,7 @@ def by_trees(task: Task, seed: int) -> Floats:
 
 
 def by_mixed_model(task: Task, seed: int) -> Floats:
-    """statsmodels' linear mixed model per measurement, with a random intercept and slope of each patient."""
+    """Draw by statsmodels' linear mixed model per measurement, with a random intercept and slope for each patient."""
     rng = np.random.default_rng(seed)
     draws = np.empty((DRAWS, *task.truth.shape))
     days = task.train[task.schema.time].astype(float)
@@ -104,7 +105,7 @@ PEERS: dict[str, Callable[[Task, int], Floats]] = {
 
 
 def _numbers(task: Task) -> tuple[Floats, Floats, Callable[[Floats], Floats]]:
-    """Training and test visits as standardised numbers, X one-hot before Y, NaN at gaps; and the way back."""
+    """Return training and test visits as standardised numbers, one-hot X before Y, NaN at gaps; and the inverse."""
     both = pd.concat([task.train, task.test], keys=["train", "test"])
     columns = []
     for name, kind in task.schema.covariates.items():
@@ -118,26 +119,27 @@ def _numbers(task: Task) -> tuple[Floats, Floats, Callable[[Floats], Floats]]:
     wide = wide.drop(columns=[name for name in wide if wide.loc["train", name].isna().all()])
 
     def back(filled: Floats) -> Floats:
-        """The columns that are asked for (draws×N×D), from completed numbers (draws×N×columns)."""
-        whole = filled * spread[wide.columns].to_numpy() + mean[wide.columns].to_numpy()
-        return np.stack([_told(task, name, whole, list(wide.columns)) for name in task.names], axis=-1)
+        """Return the wanted columns (draws×N×D) from completed numbers (draws×N×columns)."""
+        numbers = filled * spread[wide.columns].to_numpy() + mean[wide.columns].to_numpy()
+        return np.stack([_column(task, name, numbers, list(wide.columns)) for name in task.names], axis=-1)
 
     return wide.loc["train"].to_numpy(), wide.loc["test"].to_numpy(), back
 
 
-def _told(task: Task, name: str, whole: Floats, columns: list[str]) -> Floats:
-    """A column, or the place of its largest indicator (draws×N), from completed numbers (draws×N×columns).
+def _column(task: Task, name: str, numbers: Floats, columns: list[str]) -> Floats:
+    """Return a column, or the place of its largest indicator (draws×N), from completed numbers (draws×N×columns).
 
-    What does not change with visits has been filled at each by itself. A number is then the patient's average, with the
-    spread that draws have at a visit; a level is that of the average indicators, or, where it is drawn, of any visit.
+    A column that does not change with visits has been imputed at each visit separately. A number is then the patient's
+    average, with the spread of the draws at a visit. A level is that of the average indicators; where levels are
+    drawn, each draw is that of one visit.
     """
     shown = [f"{name}={level}" for level in task.levels.get(name, [])]
     if not shown:
-        values = whole[:, :, columns.index(name), None]
+        values = numbers[:, :, columns.index(name), None]
     else:
-        values = np.full((*whole.shape[:2], len(shown)), -1e9)
+        values = np.full((*numbers.shape[:2], len(shown)), -1e9)
         known = [k for k, indicator in enumerate(shown) if indicator in columns]
-        values[:, :, known] = whole[:, :, [columns.index(shown[k]) for k in known]]
+        values[:, :, known] = numbers[:, :, [columns.index(shown[k]) for k in known]]
         seen = pd.concat([task.train[name], task.test[name]]).dropna()
         first = task.levels[name].index(min(seen.unique(), key=str))  # which has no indicator
         values[:, :, first] = 1.0 - values[:, :, known].sum(-1)
@@ -155,27 +157,27 @@ def _told(task: Task, name: str, whole: Floats, columns: list[str]) -> Floats:
 
 
 def _indicators(column: pd.Series[Any], known: pd.Series[Any]) -> pd.DataFrame:
-    """Of a category, for each level that is known but the first, which is the others' complement; NaN at gaps."""
+    """Return indicators of a category's known levels but the first, which is the others' complement; NaN at gaps."""
     levels = sorted(known.dropna().unique(), key=str)[1:]
     hot = {f"{column.name}={level}": (column == level).where(column.notna()).astype(float) for level in levels}
     return pd.DataFrame(hot, index=column.index)
 
 
-def _chained(task: Task, regressor: Callable[[int], Any], seed: int, fits: int, each: int, **settings: Any) -> Floats:
-    """So many fits, and so many draws of each."""
+def _chained(task: Task, regressor: Callable[[int], Any], seed: int, fits: int, draws: int, **settings: Any) -> Floats:
+    """Return the given number of draws from each of several fits of chained equations."""
     train, test, back = _numbers(task)
-    found = []
+    tables = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # so many rounds, converged or not
+        warnings.simplefilter("ignore")  # the number of rounds is fixed, converged or not
         for k in range(fits):
             imputer = IterativeImputer(regressor(k), random_state=1000 * seed + k, **{"max_iter": 10, **settings})
             imputer.fit(train)
-            found += [imputer.transform(test) for _ in range(each)]
-    return back(np.stack(found))
+            tables += [imputer.transform(test) for _ in range(draws)]
+    return back(np.stack(tables))
 
 
 def _history_features(task: Task, frame: pd.DataFrame, name: str) -> tuple[Floats, Floats]:
-    """X, and what the patient's other visits say of a measurement; forecasts and training for them look back only."""
+    """Return X and features of the patient's other visits (earlier ones in forecasts), and the measurement itself."""
     patient = frame[task.schema.instance]
     x = pd.DataFrame(index=frame.index)
     for q, kind in task.schema.covariates.items():
@@ -187,7 +189,7 @@ def _history_features(task: Task, frame: pd.DataFrame, name: str) -> tuple[Float
         return x.to_numpy(), value.to_numpy()
     groups = patient.to_numpy()
     if task.kind == "forecast":
-        # Training patients are asked as test patients are: their second half, given the first.
+        # Training patients are treated as test patients are: the second half is predicted from the first.
         half = frame.groupby(patient).cumcount() < (frame.groupby(patient)[name].transform("size") + 1) // 2
         value_past = value.where(half)
     else:
@@ -207,10 +209,10 @@ def _history_features(task: Task, frame: pd.DataFrame, name: str) -> tuple[Float
 
 
 def _covariate_by_trees(task: Task, name: str, rng: np.random.Generator) -> Floats:
-    """Draws (draws×N) of a covariate, from the others, the measurements, and its values at the patient's other visits.
+    """Draw a covariate (draws×N) given the others, the measurements, and its values at the patient's other visits.
 
-    Patients count once where it does not change, and its values elsewhere are then no feature: they would give the
-    answer in training, and never in test.
+    A covariate that does not change counts once per patient, and its values at other visits are then no features: they
+    would reveal the value in training, and never in the test.
     """
     fixed, instance, levels = name in task.schema.static, task.schema.instance, task.levels.get(name)
     others = [other for other in losing(task.schema) if other != name]
@@ -231,9 +233,11 @@ def _covariate_by_trees(task: Task, name: str, rng: np.random.Generator) -> Floa
     held_x, held, held_weight = held_x[held_seen], held[held_seen], held_weight[held_seen]
     who, held_who = task.test[instance].to_numpy(), task.validation[instance].to_numpy()[held_seen]
 
-    def of_patients(said: Floats, patient: npt.NDArray[Any]) -> Floats:
-        """A patient's average, of what does not change with visits."""
-        return pd.DataFrame(said).groupby(patient).transform("mean").to_numpy().reshape(said.shape) if fixed else said
+    def of_patients(values: Floats, patient: npt.NDArray[Any]) -> Floats:
+        """Return the patients' averages if the covariate does not change with visits."""
+        if not fixed:
+            return values
+        return pd.DataFrame(values).groupby(patient).transform("mean").to_numpy().reshape(values.shape)
 
     settings = {"learning_rate": 0.05, "max_iter": 200, "max_leaf_nodes": 15, "random_state": 0}
     if levels is None:
@@ -241,25 +245,25 @@ def _covariate_by_trees(task: Task, name: str, rng: np.random.Generator) -> Floa
         stages = [of_patients(p, held_who) for p in trees.staged_predict(held_x)]
         best = int(np.argmin([np.average((p - held) ** 2, weights=held_weight) for p in stages]))
         guess = of_patients(list(trees.staged_predict(test_x))[best], who)
-        chance = held_weight / held_weight.sum()
-        return guess + rng.choice(held - stages[best], (DRAWS, len(guess)), p=chance)
+        probs = held_weight / held_weight.sum()
+        return guess + rng.choice(held - stages[best], (DRAWS, len(guess)), p=probs)
     trees = HistGradientBoostingClassifier(**settings).fit(x[seen], value[seen].astype(int), weight[seen])
 
-    def chances(rows: Floats) -> Iterator[Floats]:
-        for found in trees.staged_predict_proba(rows):
-            every = np.zeros((len(rows), len(levels)))
-            every[:, trees.classes_] = found[:, : len(trees.classes_)]
-            yield every
+    def staged_probabilities(rows: Floats) -> Iterator[Floats]:
+        for of_seen_levels in trees.staged_predict_proba(rows):
+            probs = np.zeros((len(rows), len(levels)))
+            probs[:, trees.classes_] = of_seen_levels[:, : len(trees.classes_)]
+            yield probs
 
     at = np.arange(len(held)), held.astype(int)
-    stages = [of_patients(p, held_who) for p in chances(held_x)]
+    stages = [of_patients(p, held_who) for p in staged_probabilities(held_x)]
     best = int(np.argmin([-np.average(np.log(p[at].clip(1e-3)), weights=held_weight) for p in stages]))
-    prob = of_patients(list(chances(test_x))[best], who)
+    prob = of_patients(list(staged_probabilities(test_x))[best], who)
     return (rng.random((DRAWS, len(prob), 1)) > prob.cumsum(1)[:, :-1]).sum(-1).astype(float)
 
 
 def _beside(value: pd.Series[Any], day: pd.Series[Any], patient: npt.NDArray[Any]) -> dict[str, Floats]:
-    """What is known before and after each visit, and how far away."""
+    """Return the last value before and the next value after each visit, and the days to them."""
     both = pd.DataFrame({"value": value, "day": day.where(value.notna())})
     last = both.groupby(patient).ffill().groupby(patient).shift(1)
     after = both.groupby(patient).bfill().groupby(patient).shift(-1)
@@ -270,7 +274,7 @@ def _beside(value: pd.Series[Any], day: pd.Series[Any], patient: npt.NDArray[Any
 
 
 def _mixed(task: Task, name: str, shift: float, scale: float) -> tuple[Floats, Floats]:
-    """Mean and variance of y at the test visits, given the patient's observed values."""
+    """Return mean and variance of y at the test visits, given the patient's observed values."""
     import statsmodels.api as sm
 
     instance, time = task.schema.instance, task.schema.time
@@ -306,12 +310,12 @@ def _mixed(task: Task, name: str, shift: float, scale: float) -> tuple[Floats, F
         except (np.linalg.LinAlgError, ValueError):  # next to no variance within patients, or between them
             beta, cov, noise = np.zeros(x.shape[1]), np.zeros((2, 2)), 1.0
     x, z = design(task.test)
-    given = (task.test[name].to_numpy(dtype=float) - middle) / unit
+    observed = (task.test[name].to_numpy(dtype=float) - middle) / unit
     mean, var = x @ beta, np.einsum("ni,ij,nj->n", z, cov, z) + noise
     for rows in task.test.groupby(instance).indices.values():
-        known = rows[~np.isnan(given[rows])]
+        known = rows[~np.isnan(observed[rows])]
         if len(known):
             gain = z[rows] @ cov @ z[known].T @ np.linalg.inv(z[known] @ cov @ z[known].T + noise * np.eye(len(known)))
-            mean[rows] += gain @ (given[known] - x[known] @ beta)
+            mean[rows] += gain @ (observed[known] - x[known] @ beta)
             var[rows] -= np.einsum("nk,nk->n", gain, z[rows] @ cov @ z[known].T)
     return mean * unit + middle, np.maximum(var, 1e-12) * unit**2

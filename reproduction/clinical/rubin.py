@@ -1,16 +1,16 @@
-"""Bias and coverage of regression coefficients from incomplete tables, pooled by Rubin's rules; the truth is known.
+"""Bias and coverage of regression coefficients from incomplete tables, pooled by Rubin's rules, with known truth.
 
     python -m reproduction.clinical.rubin run --workers 2
     python -m reproduction.clinical.rubin table [--markdown]
 
 Each repetition draws 300 rows (age and bmi correlated, arm, pressure) and makes gaps in bmi and pressure that are
 missing at random: in one half of the rows, chosen at random, pressure may be missing, the more so the higher age is; in
-the other half bmi may be missing, the more so the higher pressure is. Every second row is then incomplete, and the
-complete rows have too little of the high pressures. Two truths: "linear", and "interaction", where bmi counts more in
-one arm, which imputation by linear regressions of main effects cannot know. The analysis is least squares with the
-true terms.
+the other half bmi may be missing, the more so the higher pressure is. Every second row is then incomplete, and high
+pressures are underrepresented among the complete rows. There are two truths: "linear", and "interaction", where bmi has
+a larger effect in one arm, which imputation by linear regressions of main effects cannot represent. The analysis is
+least squares with the true terms.
 
-`run` appends one line per setting, repetition and method to rubin.jsonl and skips what is there.
+`run` appends one line per setting, repetition and method to rubin.jsonl and skips the lines that exist.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ import pandas as pd
 from scipy.special import expit
 
 from reproduction import results
+from reproduction.markdown import markdown
 from reproduction.pool import work
-from reproduction.report import markdown
 
 RESULTS = Path(__file__).with_name("rubin.jsonl")
 KEY = ("setting", "repetition", "method")
@@ -38,8 +38,8 @@ ROWS, TABLES, REPETITIONS = 300, 20, 200
 TERMS = ("intercept", "age", "bmi", "arm b", "bmi in arm b")
 TRUTH = {"linear": (0.0, 0.5, 0.5, 0.8), "interaction": (0.0, 0.5, 0.3, 0.8, 0.8)}
 GAPS = ["bmi", "pressure"]
-# Chosen once, on repetitions 10,000 to 10,002: of ten settings the quickest that none surpassed clearly in the bound of
-# another table of the same law. What this study reports was not looked at.
+# Chosen once, on repetitions 10,000 to 10,002: of ten settings, the quickest that no other clearly surpassed in the
+# bound of another table from the same distribution. The scores that this study reports played no part.
 DECODER, LATENT_DIM = (8,), 1
 TRAINING: dict[str, Any] = {"max_epochs": 100, "learning_rate": 0.01}
 WEIGHTED = {"importance": 5, "prior_every": 5}
@@ -49,7 +49,7 @@ Tables = Iterator[pd.DataFrame]
 
 
 def simulate(setting: str, repetition: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """A table, complete and with gaps."""
+    """Return a table, complete and with gaps."""
     rng = np.random.default_rng([repetition, list(TRUTH).index(setting)])
     age = rng.normal(size=ROWS)
     bmi = 0.5 * age + np.sqrt(0.75) * rng.normal(size=ROWS)
@@ -69,7 +69,7 @@ def _design(table: pd.DataFrame, setting: str) -> Any:
 
 
 def analyse(table: pd.DataFrame, setting: str) -> tuple[Any, Any]:
-    """Least squares: coefficients and their squared standard errors."""
+    """Return coefficients of least squares and their squared standard errors."""
     x, y = _design(table, setting), table.pressure.to_numpy()
     inverse = np.linalg.inv(x.T @ x)
     coefficients = inverse @ (x.T @ y)
@@ -90,7 +90,7 @@ def mean(table: pd.DataFrame, gappy: pd.DataFrame, seed: int) -> Tables:
 
 
 def iterative(table: pd.DataFrame, gappy: pd.DataFrame, seed: int) -> Tables:
-    """Chained Bayesian ridge regressions, drawn from their posterior predictive."""
+    """Draw by chained Bayesian ridge regressions, from their posterior predictive."""
     from sklearn.experimental import enable_iterative_imputer  # noqa: F401
     from sklearn.impute import IterativeImputer
 
@@ -98,25 +98,25 @@ def iterative(table: pd.DataFrame, gappy: pd.DataFrame, seed: int) -> Tables:
     for draw in range(TABLES):
         imputer = IterativeImputer(sample_posterior=True, max_iter=10, random_state=1000 * seed + draw)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # draws never settle, which it takes for a failure
+            warnings.simplefilter("ignore")  # draws never converge, which it reports as a failure
             filled = imputer.fit_transform(numbers)
         yield gappy.assign(**pd.DataFrame(filled, columns=numbers.columns, index=gappy.index)[GAPS])
 
 
 def by_lacova(table: pd.DataFrame, gappy: pd.DataFrame, seed: int) -> Tables:
-    """One fit, twenty draws."""
+    """Draw twenty tables from one fit."""
     drawn = _fit(gappy, seed).impute(gappy, draws=TABLES, seed=seed)
     yield from (completed for _, completed in drawn.groupby("draw"))
 
 
 def by_weights(table: pd.DataFrame, gappy: pd.DataFrame, seed: int) -> Tables:
-    """The importance-weighted bound, draws by their weights, and a prior of covariates that learns from all rows."""
+    """Draw from a fit to the importance-weighted bound, by the weights; all rows update its covariate prior."""
     drawn = _fit(gappy, seed, **WEIGHTED).impute(gappy, draws=TABLES, seed=seed)
     yield from (completed for _, completed in drawn.groupby("draw"))
 
 
 def by_bootstrap(table: pd.DataFrame, gappy: pd.DataFrame, seed: int) -> Tables:
-    """The same, fitted to bootstrap samples of the rows, so that draws also know the spread of the weights."""
+    """Draw from fits to bootstrap samples of the rows, so that draws include the uncertainty of the networks."""
     for fit in range(FITS):
         rows = np.random.default_rng([seed, fit]).integers(len(gappy), size=len(gappy))
         model = _fit(gappy.iloc[rows].reset_index(drop=True), seed + fit, **WEIGHTED)
@@ -141,7 +141,7 @@ METHODS: dict[str, Callable[[pd.DataFrame, pd.DataFrame, int], Tables]] = {
 
 
 def compute(setting: str, repetition: int, method: str) -> list[dict[str, Any]]:
-    """Estimates and ends of 95% intervals of one method on one table."""
+    """Return estimates and 95% intervals of one method on one table."""
     import torch
 
     from lacova import pool
@@ -151,25 +151,25 @@ def compute(setting: str, repetition: int, method: str) -> list[dict[str, Any]]:
     started = time.perf_counter()
     tables = list(METHODS[method](table, gappy, repetition))
     fits = [analyse(completed, setting) for completed in tables]
-    if len(fits) == 1:  # one table is two that agree: the usual interval of least squares
+    if len(fits) == 1:  # pooling two equal tables gives the ordinary interval of least squares
         fits = fits * 2
-    found = pool([fit[0] for fit in fits], [fit[1] for fit in fits], dof=len(tables[0]) - len(TRUTH[setting]))
+    pooled = pool([fit[0] for fit in fits], [fit[1] for fit in fits], dof=len(tables[0]) - len(TRUTH[setting]))
     line: dict[str, Any] = dict(zip(KEY, (setting, repetition, method), strict=True))
-    line |= {name: [round(float(v), 5) for v in found[name]] for name in ("estimate", "std_error", "lower", "upper")}
+    line |= {name: [round(float(v), 5) for v in pooled[name]] for name in ("estimate", "std_error", "lower", "upper")}
     return [line | {"seconds": round(time.perf_counter() - started, 1)}]
 
 
 def run(options: argparse.Namespace) -> int:
     results.mend(options.results)
     done = {tuple(line[k] for k in KEY) for line in results.read(options.results, KEY)}
-    asked = itertools.product(range(options.first, options.first + options.repetitions), options.settings)
-    cells = [(setting, repetition, method) for repetition, setting in asked for method in options.methods]
+    pairs = itertools.product(range(options.first, options.first + options.repetitions), options.settings)
+    cells = [(setting, repetition, method) for repetition, setting in pairs for method in options.methods]
     left = [cell for cell in cells if cell not in done]
     print(f"{len(left)} to do, {len(cells) - len(left)} done", file=sys.stderr, flush=True)
     failed = 0
-    for place, found, error in work(compute, left, options.workers, lambda: True):
+    for place, lines, error in work(compute, left, options.workers, lambda: True):
         if error is None:
-            results.append(options.results, found)
+            results.append(options.results, lines)
         else:
             failed += 1
             print(f"{' '.join(map(str, left[place]))}: {error}", file=sys.stderr, flush=True)
@@ -177,7 +177,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def table(file: Path) -> pd.DataFrame:
-    """By setting, coefficient and method: bias, spread, coverage and width, with Monte Carlo errors."""
+    """Return bias, spread, coverage and width by setting, coefficient and method, with Monte Carlo errors."""
     lines = results.read(file, KEY)
     rows = []
     for setting, method in itertools.product(TRUTH, METHODS):
@@ -196,13 +196,13 @@ def table(file: Path) -> pd.DataFrame:
                 "coverage, %": f"{100 * covered[k]:.1f} ± {100 * error:.1f}",
                 "width": f"{(upper - lower).mean(0)[k]:.3f}",
             })  # fmt: skip
-    found = pd.DataFrame(rows)
-    order = found[["setting", "coefficient"]].apply(lambda c: c.map([*TRUTH, *TERMS].index))
-    return found.loc[order.sort_values(["setting", "coefficient"], kind="stable").index]
+    summary = pd.DataFrame(rows)
+    order = summary[["setting", "coefficient"]].apply(lambda c: c.map([*TRUTH, *TERMS].index))
+    return summary.loc[order.sort_values(["setting", "coefficient"], kind="stable").index]
 
 
 def brief(file: Path) -> str:
-    """The same as Markdown, a column per method: bias, coverage and width."""
+    """Return the same as Markdown, with bias, coverage and width in a column per method."""
     lines = table(file)
     methods = [name for name in METHODS if (lines["method"] == name).any()]
     rows = []

@@ -1,11 +1,11 @@
-"""Unseen patients of two real longitudinal tables: imputed, predicted and forecast, by lacova and by its peers.
+"""Test patients of two real longitudinal tables: imputed, predicted and forecast by lacova and its peers.
 
     python -m reproduction.clinical.study run --data folder --workers 2
     python -m reproduction.clinical.study report
 
-`run` appends one line per data set, task, share of missing entries, seed and method to results.jsonl and skips what is
-there; `report` writes docs/clinical-study.md from it. The folder of the data may also be named by LACOVA_DATA. Peers
-need the extra `lacova[peers]`.
+`run` appends one line per data set, task, share of missing entries, seed and method to results.jsonl and skips the
+lines that exist. `report` writes docs/clinical-study.md and docs/appendix/clinical-study.md from it. The environment
+variable LACOVA_DATA may name the folder of the data. Peers need the extra `lacova[peers]`.
 """
 
 from __future__ import annotations
@@ -23,81 +23,83 @@ from typing import Any
 import numpy as np
 
 from reproduction import results
-from reproduction.clinical.page import PAGE, page
+from reproduction.clinical.appendix import appendix
+from reproduction.clinical.findings import PAGE, findings
 from reproduction.clinical.peers import DRAWS, PEERS
 from reproduction.clinical.tasks import OF_Y, TABLES, TASKS, Floats, Task, scores, task
+from reproduction.markdown import write
 from reproduction.pool import work
 
 RESULTS = Path(__file__).with_name("results.jsonl")
 KEY = ("dataset", "task", "missing", "seed", "method")
-OURS: dict[str, dict[str, Any]] = {  # one setting for all tasks and tables, and what it is made of left out
+OURS: dict[str, dict[str, Any]] = {  # one setting for all tasks and tables, and the same with one part left out
     "lacova": {"scaling": "normal"},
     "standard scaling": {},
-    "constant levels": {"scaling": "normal", "patient_effects": "level"},
+    "constant levels": {"scaling": "normal", "patient_effects": "intercept"},
     "without slopes": {"scaling": "normal", "fixed_effects": False},
     "without levels": {"scaling": "normal", "patient_effects": False},
 }
-PRIOR = "prior alone"  # of missing covariates, without a look at the measurements
+PRIOR = "prior alone"  # draws of missing covariates that do not use the measurements
 METHODS = (*PEERS, *OURS, PRIOR)
 
 
-def answers(method: str, kind: str) -> bool:
-    """Whether the method has an answer to that kind of question."""
+def applies(method: str, kind: str) -> bool:
+    """Return whether the method applies to this kind of task."""
     of_x = kind not in OF_Y
     return not (method == "mixed model" and of_x) and not (method == PRIOR and not of_x)
 
 
 def by_lacova(
-    asked: Sequence[Task], seed: int, device: str, settings: dict[str, Any], fit: dict[str, Any]
+    tasks: Sequence[Task], seed: int, device: str, settings: dict[str, Any], fit: dict[str, Any]
 ) -> Iterator[Floats]:
-    """Answers to several questions about the same patients, by one model: what it learns from is the same."""
+    """Yield draws for several tasks about the same patients, from one model: the training data are the same."""
     import lacova
 
-    model = lacova.GPPriorVAE(asked[0].schema, **settings)
-    model.fit(asked[0].train, asked[0].validation, seed=seed, device=device, progress=False, **fit)
-    for each in asked:
-        names, future = each.measurements, each.future
-        if each.kind not in ("predict", "forecast"):
-            drawn = each.coded(model.impute(each.test, draws=DRAWS, seed=seed))
-            yield drawn.to_numpy().reshape(DRAWS, len(each.test), -1)
+    model = lacova.GPPriorVAE(tasks[0].schema, **settings)
+    model.fit(tasks[0].train, tasks[0].validation, seed=seed, device=device, progress=False, **fit)
+    for one in tasks:
+        names, future = one.measurements, one.future
+        if one.kind not in ("predict", "forecast"):
+            table = one.coded(model.impute(one.test, draws=DRAWS, seed=seed))
+            yield table.to_numpy().reshape(DRAWS, len(one.test), -1)
         else:
-            history = None if each.kind == "predict" else each.test[~future]
-            drawn = model.sample(each.test[future], history, draws=DRAWS, seed=seed)
-            found = np.full((DRAWS, *each.truth.shape), np.nan)
-            found[:, future] = drawn[names].to_numpy(dtype=float).reshape(DRAWS, int(future.sum()), -1)
-            yield found
+            history = None if one.kind == "predict" else one.test[~future]
+            table = model.sample(one.test[future], history, draws=DRAWS, seed=seed)
+            draws = np.full((DRAWS, *one.truth.shape), np.nan)
+            draws[:, future] = table[names].to_numpy(dtype=float).reshape(DRAWS, int(future.sum()), -1)
+            yield draws
 
 
-def by_prior(asked: Sequence[Task], seed: int) -> Iterator[Floats]:
-    """lacova's law of covariates, which is learnt before the rest is trained."""
+def by_prior(tasks: Sequence[Task], seed: int) -> Iterator[Floats]:
+    """Yield draws from lacova's covariate prior, which is learnt before the rest of the model is trained."""
     import lacova
 
-    model = lacova.GPPriorVAE(asked[0].schema).fit(asked[0].train, max_epochs=1, seed=seed, progress=False)
-    for each in asked:
-        drawn = each.coded(model.prior_covariates(each.test, draws=DRAWS, seed=seed))
-        yield drawn.to_numpy().reshape(DRAWS, len(each.test), -1)
+    model = lacova.GPPriorVAE(tasks[0].schema).fit(tasks[0].train, max_epochs=1, seed=seed, progress=False)
+    for one in tasks:
+        table = one.coded(model.prior_covariates(one.test, draws=DRAWS, seed=seed))
+        yield table.to_numpy().reshape(DRAWS, len(one.test), -1)
 
 
 def compute(
     dataset: str, missing: float, seed: int, method: str, kinds: Sequence[str], folder: Path, device: str,
     fit: dict[str, Any],
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """A line per kind of question."""
+    """Return one line of results per kind of task."""
     import torch
 
     torch.set_num_threads(1)
-    asked = [task(kind, dataset, missing, seed, folder) for kind in kinds]
+    tasks = [task(kind, dataset, missing, seed, folder) for kind in kinds]
     started, lines = time.perf_counter(), []
     if method in PEERS:
-        said: Iterator[Floats] = (PEERS[method](each, seed) for each in asked)
+        draws_of_tasks: Iterator[Floats] = (PEERS[method](one, seed) for one in tasks)
     elif method == PRIOR:
-        said = by_prior(asked, seed)
+        draws_of_tasks = by_prior(tasks, seed)
     else:
-        said = by_lacova(asked, seed, device, OURS[method], fit)
-    for each, draws in zip(asked, said, strict=True):
+        draws_of_tasks = by_lacova(tasks, seed, device, OURS[method], fit)
+    for one, draws in zip(tasks, draws_of_tasks, strict=True):
         seconds = round(time.perf_counter() - started, 1)
-        key = dict(zip(KEY, (dataset, each.kind, missing, seed, method), strict=True))
-        lines.append(key | scores(each, draws) | {"seconds": seconds})
+        key = dict(zip(KEY, (dataset, one.kind, missing, seed, method), strict=True))
+        lines.append(key | scores(one, draws) | {"seconds": seconds})
         started = time.perf_counter()
     return lines
 
@@ -114,24 +116,23 @@ def run(options: argparse.Namespace) -> int:
         options.seeds, options.missing, options.datasets, options.methods
     ):
         open_kinds = (kind for kind in options.tasks if (dataset, kind, missing, seed, method) not in done)
-        kinds = [kind for kind in open_kinds if answers(method, kind)]
+        kinds = [kind for kind in open_kinds if applies(method, kind)]
         if kinds:
             jobs.append((dataset, missing, seed, method, kinds, options.data, options.device, options.fit))
     print(f"{sum(len(job[4]) for job in jobs)} cells to do, in {len(jobs)} jobs", file=sys.stderr, flush=True)
     failed = 0
-    for place, found, error in work(compute, jobs, options.workers, lambda: True):
+    for place, lines, error in work(compute, jobs, options.workers, lambda: True):
         name = " ".join(map(str, jobs[place][:4]))
         if error is not None:
             failed += 1
             print(f"{name}: {error}", file=sys.stderr, flush=True)
             continue
-        results.append(options.results, found)
-        for line in found:
-            told = ", ".join(
+        results.append(options.results, lines)
+        for line in lines:
+            shown = ", ".join(
                 f"{score} {line[score]}" for score in ("rmse", "crps", "varying_accuracy", "accuracy") if score in line
             )
-            told = f"{told} ({line['seconds']} s)"
-            print(f"{name}, {line['task']}: {told}", flush=True)
+            print(f"{name}, {line['task']}: {shown} ({line['seconds']} s)", flush=True)
     return failed
 
 
@@ -148,11 +149,13 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--fit", type=json.loads, default={}, help="further options of fit, as JSON; with --results")
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=PAGE, help="another page; its appendix goes to appendix/ there")
     options = parser.parse_args()
     options.data = None if options.data is None else Path(options.data)
     if options.action == "run":
         return 1 if run(options) else 0
-    PAGE.write_text(page(results.read(options.results, KEY), list(PEERS), METHODS), encoding="utf-8")
+    lines = results.read(options.results, KEY)
+    write(options.out, findings(lines, list(PEERS), options.out.name), appendix(lines, list(PEERS), METHODS))
     return 0
 
 

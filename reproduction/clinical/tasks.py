@@ -1,5 +1,4 @@
-"""What is asked of the methods, about unseen patients: measurements, imputed, predicted from covariates or forecast,
-missing covariates, and age or sex of every patient."""
+"""The tasks about test patients: impute, predict or forecast measurements; impute covariates; impute age or sex."""
 
 from __future__ import annotations
 
@@ -26,19 +25,19 @@ SHARES = {"train": 0.70, "validation": 0.15, "test": 0.15}  # of the patients
 
 @dataclass(frozen=True)
 class Task:
-    """One question, the same for every method.
+    """One task, the same for every method.
 
     Attributes:
-        kind: of `TASKS`.
-        schema: roles of the columns.
+        kind: one of `TASKS`.
+        schema: the roles of the columns.
         train, validation: visits with gaps in X and Y.
-        test: visits of other patients, sorted by patient and day, with gaps; NaN where an answer is wanted.
-        names: the columns that are asked for: measurements, or covariates.
-        levels: of the covariates that are categories, which are told by the places of their levels here.
-        wanted: the entries of these columns (N×D) that are asked for and known; of what does not change with visits,
-            in a patient's first visit.
+        test: visits of other patients, sorted by patient and day, with gaps; NaN at all entries that are wanted.
+        names: the wanted columns: measurements, or covariates.
+        levels: the levels of the categorical covariates; a category is coded by the place of its level in this list.
+        wanted: the entries of these columns (N×D) that are wanted and whose truth is known; for a column that does not
+            change with visits, only the patient's first visit.
         truth: these columns at the test visits (N×D).
-        scale: standard deviation of each in training (D,).
+        scale: the standard deviation of each column in training (D,).
     """
 
     kind: str
@@ -57,22 +56,22 @@ class Task:
         return list(self.schema.measurements)
 
     def coded(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The columns that are asked for as numbers."""
+        """Return the wanted columns as numbers."""
         return coded(frame, self.names, self.levels)
 
     @property
     def future(self) -> npt.NDArray[np.bool_]:
-        """Test visits of which no measurement is given (N,)."""
+        """The test visits without any measurement (N,)."""
         return np.asarray(self.test[self.measurements].isna().all(axis=1))
 
 
 def losing(schema: Schema) -> list[str]:
-    """The covariates that have gaps: all but the day."""
+    """Return the covariates that have gaps: all but the day."""
     return [column for column in schema.covariates if column != schema.time]
 
 
 def coded(frame: pd.DataFrame, names: list[str], levels: dict[str, list[Any]]) -> pd.DataFrame:
-    """Columns as numbers, categories by the places of their levels; NaN at gaps."""
+    """Return columns as numbers, categories by the places of their levels, with NaN at gaps."""
     places = {name: {level: place for place, level in enumerate(levels[name])} for name in levels}
     return pd.DataFrame({
         name: frame[name].map(places[name]).astype(float) if name in places else frame[name].astype(float)
@@ -86,11 +85,11 @@ def table(name: str, folder: Path) -> tuple[pd.DataFrame, Schema]:
 
 
 def task(kind: str, name: str, missing: float, seed: int, folder: Path) -> Task:
-    """A share of X and Y is missing everywhere, but for the day.
+    """Return a task in which a share of X and Y is missing everywhere, except the day.
 
-    Asked for are: what is missing of Y ("impute"), or of X ("covariates"); all of Y, given X alone ("predict"); Y of
-    the second half of each patient's visits, given the first half, and X of both ("forecast"); one covariate that does
-    not change with visits, of every patient, given what there is of the rest (by its name: "age" or "sex").
+    Wanted are the missing entries of Y ("impute") or of X ("covariates"); all of Y, given X alone ("predict"); Y in
+    the second half of each patient's visits, given Y in the first half and X in both ("forecast"); or one covariate
+    that does not change with visits, for every patient, given all other observed entries (named "age" or "sex").
     """
     rows, schema = table(name, folder)
     x, y = losing(schema), list(schema.measurements)
@@ -130,44 +129,44 @@ def task(kind: str, name: str, missing: float, seed: int, folder: Path) -> Task:
     )  # fmt: skip
 
 
-def scores(asked: Task, draws: Floats) -> dict[str, Any]:
-    """Means over columns of what is said of each, numbers in units of their training spread.
+def scores(task: Task, draws: Floats) -> dict[str, Any]:
+    """Return means over columns of the scores of each column, numbers in units of their training spread.
 
-    They do not depend on the number of draws, so long as these are the 19 that an interval of 90% takes: the chance
-    error of the draws' mean, or of a level's share, is taken off the squared error, and quantiles are those of a
-    further draw. (Accuracy does a little, where two levels are about as frequent.) Of covariates, the scores of each
-    are told too, and categories that change with visits apart.
+    With the 19 draws that a 90% interval needs, or more, the scores do not depend on the number of draws: the sampling
+    variance of the draws' mean, or of a level's share, is subtracted from the squared error, and quantiles are those of
+    a further draw. (Accuracy depends on it a little where two levels are about as frequent.) For covariates, the
+    scores of each column are returned too, and categories that change with visits are averaged separately.
 
     Args:
-        asked: the question.
-        draws: of the columns asked for (draws×N×D); a single one is a point, without an interval, whose CRPS is its
+        task: the task.
+        draws: draws of the wanted columns (draws×N×D). A single draw is a point without an interval, whose CRPS is its
             absolute error.
     """
-    found: dict[str, dict[str, Any]] = {}
-    for d, name in enumerate(asked.names):
-        entries = asked.wanted[:, d]
+    columns: dict[str, dict[str, Any]] = {}
+    for d, name in enumerate(task.names):
+        entries = task.wanted[:, d]
         if not entries.any():
             continue
-        truth, said = asked.truth[entries, d], draws[:, entries, d]
-        if name in asked.levels:
-            found[name] = _of_levels(truth, said, len(asked.levels[name]))
+        truth, drawn = task.truth[entries, d], draws[:, entries, d]
+        if name in task.levels:
+            columns[name] = _of_levels(truth, drawn, len(task.levels[name]))
         else:
-            found[name] = _of_numbers(truth / asked.scale[d], said / asked.scale[d])
-    if asked.kind != "covariates":
-        return _means(found.values())
-    fixed, categories = asked.schema.static, asked.levels
+            columns[name] = _of_numbers(truth / task.scale[d], drawn / task.scale[d])
+    if task.kind != "covariates":
+        return _means(columns.values())
+    fixed, categories = task.schema.static, task.levels
     groups = {
-        "": [found[q] for q in found if q not in categories],
-        "varying_": [found[q] for q in found if q in categories and q not in fixed],
-        "static_": [found[q] for q in found if q in categories and q in fixed],
+        "": [columns[q] for q in columns if q not in categories],
+        "varying_": [columns[q] for q in columns if q in categories and q not in fixed],
+        "static_": [columns[q] for q in columns if q in categories and q in fixed],
     }
     means = {f"{prefix}{score}": v for prefix, group in groups.items() for score, v in _means(group).items()}
-    return means | {"columns": {name: {k: _short(v) for k, v in one.items()} for name, one in found.items()}}
+    return means | {"columns": {name: {k: _short(v) for k, v in one.items()} for name, one in columns.items()}}
 
 
-def _means(found: Iterable[dict[str, Any]]) -> dict[str, float | None]:
-    """Over columns, of the scores that they have."""
-    table = pd.DataFrame(list(found), dtype=float).drop(columns=["entries", "rarest"], errors="ignore")
+def _means(columns: Iterable[dict[str, Any]]) -> dict[str, float | None]:
+    """Return the means over columns of the scores that they have."""
+    table = pd.DataFrame(list(columns), dtype=float).drop(columns=["entries", "rarest"], errors="ignore")
     return {str(name): _short(value) for name, value in table.mean().items()}
 
 
@@ -175,32 +174,32 @@ def _short(value: float | None) -> float | None:
     return None if value is None or np.isnan(value) else round(value, 5)
 
 
-def _of_numbers(truth: Floats, said: Floats) -> dict[str, float | None]:
-    said, count = np.sort(said, axis=0), len(said)
+def _of_numbers(truth: Floats, draws: Floats) -> dict[str, float | None]:
+    draws, count = np.sort(draws, axis=0), len(draws)
     rank = np.arange(1, count + 1)[:, None]
-    spread = ((2 * rank - count - 1) * said).sum(0) / (count * (count - 1)) if count > 1 else 0.0
-    low, high = np.quantile(said, (0.05, 0.95), axis=0, method="weibull")
-    chance = said.var(0, ddof=1) / count if count > 1 else 0.0
+    spread = ((2 * rank - count - 1) * draws).sum(0) / (count * (count - 1)) if count > 1 else 0.0
+    low, high = np.quantile(draws, (0.05, 0.95), axis=0, method="weibull")
+    sampling = draws.var(0, ddof=1) / count if count > 1 else 0.0
     return {
-        "rmse": float(np.sqrt(max(0.0, np.mean((said.mean(0) - truth) ** 2 - chance)))),
-        "crps": float(np.mean(np.abs(said - truth).mean(0) - spread)),
+        "rmse": float(np.sqrt(max(0.0, np.mean((draws.mean(0) - truth) ** 2 - sampling)))),
+        "crps": float(np.mean(np.abs(draws - truth).mean(0) - spread)),
         "coverage90": float(np.mean((truth >= low) & (truth <= high))) if count > 1 else None,
         "width90": float(np.mean(high - low)) if count > 1 else None,
     }
 
 
-def _of_levels(truth: Floats, said: Floats, levels: int) -> dict[str, float | None]:
-    """Share of right guesses, the most frequent level being guessed; its average over true levels; Brier score."""
-    share = np.stack([(said == level).mean(0) for level in range(levels)], axis=1)
+def _of_levels(truth: Floats, draws: Floats, levels: int) -> dict[str, float | None]:
+    """Return the accuracy of the most frequent level, its average over the true levels, and the Brier score."""
+    share = np.stack([(draws == level).mean(0) for level in range(levels)], axis=1)
     there = truth[:, None] == np.arange(levels)
     hit = there[np.arange(len(truth)), share.argmax(1)]
-    chance = (share * (1.0 - share)).sum(1) / (len(said) - 1) if len(said) > 1 else 0.0
+    sampling = (share * (1.0 - share)).sum(1) / (len(draws) - 1) if len(draws) > 1 else 0.0
     counts = there.sum(0)
     balanced = np.mean([hit[there[:, level]].mean() for level in np.flatnonzero(counts)])
     return {
         "accuracy": float(hit.mean()),
         "balanced": float(balanced) if (counts > 0).sum() > 1 else None,  # else it is the accuracy
-        "brier": float(np.mean(((share - there) ** 2).sum(1) - chance)),
+        "brier": float(np.mean(((share - there) ** 2).sum(1) - sampling)),
         "entries": len(truth),
         "rarest": int(counts.min()),
     }

@@ -1,11 +1,11 @@
-"""All models on the same tables: clinical ones and digits by `lacova.compare`, and Health MNIST by its future visits.
+"""All models on the same tables: clinical ones and digits by `lacova.compare`, Health MNIST by its future visits.
 
     python -m reproduction.models.compare run pbc --data folder --folds 3 --epochs 100
     python -m reproduction.models.compare table
 
-`run` appends one line per model and fold (Health MNIST: seed) to a file of each data set and skips what is there.
-`table` prints means and standard errors over what there is. The folder of the clinical tables may also be named by
-LACOVA_DATA, the images of Health MNIST by --images.
+`run` appends one line per model and fold (Health MNIST: seed) to a file for each data set and skips the lines
+that exist. `table` prints means and standard errors over the existing lines. The environment variable LACOVA_DATA may
+name the folder of the clinical tables, and --images the images of Health MNIST.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ import lacova
 from lacova.datasets import health_mnist, rotated_digits
 from reproduction import results
 from reproduction.clinical.tables import cdisc, pbc
+from reproduction.markdown import markdown as markdown_table
 
 FOLDER = Path(__file__).parent
 MODELS = ("VAE", "HIVAE", "MIWAE", "NotMIWAE", "CVAE", "GPVAE", "GPPVAE", "LVAE", "GPPriorVAE")
-SERIES = {"GPVAE", "GPPVAE", "LVAE"}  # which need patients and times
-TRAINING = {"encoder_dropout": 0.6}  # of all: held-out rows have gaps that training rows lack
+SERIES = {"GPVAE", "GPPVAE", "LVAE"}  # models that need patients and times
+TRAINING = {"encoder_dropout": 0.6}  # for all models: held-out rows have gaps that training rows lack
 DATASETS = ("pbc", "cdisc", "digits", "health")
 SHOWN = ("nll", "crps", "rmse", "coverage90", "x_rmse", "x_accuracy", "predict_crps", "predict_rmse")
-KNOWN_VISITS = 10  # of 20, of the patients whose later visits are asked for
+KNOWN_VISITS = 10  # of 20 visits; the later ones are predicted
 
 
 def file(name: str, folder: Path) -> Path:
@@ -41,7 +42,7 @@ def file(name: str, folder: Path) -> Path:
 
 
 def settings(table: str) -> dict[str, Any]:
-    """Of a model: laboratory values are skewed, images have wide networks."""
+    """Return the settings of a model: laboratory values are skewed, and images need wide networks."""
     if table not in ("digits", "health"):
         return {"latent_dim": 8, "scaling": "normal"}
     return {"latent_dim": 8, "networks": "dense-digits", "scaling": "none"}
@@ -64,16 +65,16 @@ def run(name: str, options: argparse.Namespace) -> None:
         health(options)
         return
     table, schema = load(name, options)
-    able = [model for model in options.models if schema.instance is not None or model not in SERIES]
+    applicable = [model for model in options.models if schema.instance is not None or model not in SERIES]
     lacova.compare(
-        table, schema, {model: (model, settings(name)) for model in able}, folds=options.folds, seed=0,
+        table, schema, {model: (model, settings(name)) for model in applicable}, folds=options.folds, seed=0,
         draws=options.draws, device=options.device, checkpoint=file(name, options.folder), progress=True,
         max_epochs=options.epochs, **options.fit,
     )  # fmt: skip
 
 
 def health(options: argparse.Namespace) -> None:
-    """Later visits of patients who were not trained on, given their first ones: errors of the complete images."""
+    """Score predictions of later visits of test patients, given their first ones, against the complete images."""
     store = file("health", options.folder)
     results.mend(store)
     done = {line["key"] for line in results.read(store, ("key",))}
@@ -84,7 +85,7 @@ def health(options: argparse.Namespace) -> None:
         train = rows["id"] < options.patients * 3 // 4
         validation = train & (rows["id"] >= options.patients * 5 // 8)
         known = ~train & (rows["age"] < KNOWN_VISITS)
-        asked = ~train & ~known
+        future = ~train & ~known
         for name in options.models:
             key = f"{name} {options.patients} {options.epochs} {seed} {json.dumps(options.fit, sort_keys=True)}"
             if key in done:
@@ -97,15 +98,15 @@ def health(options: argparse.Namespace) -> None:
             )  # fmt: skip
             seconds = time.perf_counter() - started
             history = rows[known] if model.schema.instance is not None else None
-            found = model.predict(rows[asked], history, draws=options.draws)[pixels]
-            error = float(np.sqrt(((found - truth.loc[asked, pixels]) ** 2).to_numpy().mean()))
+            predicted = model.predict(rows[future], history, draws=options.draws)[pixels]
+            error = float(np.sqrt(((predicted - truth.loc[future, pixels]) ** 2).to_numpy().mean()))
             line = {"key": key, "model": name, "fold": seed, "rmse": round(error, 5), "seconds": round(seconds, 1)}
             results.append(store, [line])
             print(json.dumps(line), flush=True)
 
 
 def table(name: str, folder: Path) -> pd.DataFrame:
-    """Means over folds ± standard errors, one line per model."""
+    """Return means over folds ± standard errors, one line per model."""
     lines = pd.DataFrame(results.read(file(name, folder), ("key", "model", "fold")))
     if lines.empty:
         return lines
@@ -120,10 +121,10 @@ def table(name: str, folder: Path) -> pd.DataFrame:
     return pd.DataFrame.from_dict(cells, orient="index").assign(folds=count)
 
 
-def markdown(found: pd.DataFrame) -> str:
-    lines = [["model", *map(str, found.columns)], ["---"] * (1 + found.shape[1])]
-    lines += [[f"`{name}`", *map(str, row)] for name, row in zip(found.index, found.to_numpy(), strict=True)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def markdown(scores: pd.DataFrame) -> str:
+    """Return a table of scores as Markdown."""
+    rows = [[f"`{name}`", *map(str, row)] for name, row in zip(scores.index, scores.to_numpy(), strict=True)]
+    return markdown_table(["model", *map(str, scores.columns)], rows)
 
 
 def _ordered(names: Iterable[str]) -> list[str]:
@@ -160,7 +161,7 @@ def main() -> int:
         if options.action == "run":
             run(name, options)
         else:
-            print(f"{name}\n{markdown(table(name, options.folder))}\n")
+            print(f"{name}\n{markdown(table(name, options.folder))}")
     return 0
 
 

@@ -12,12 +12,18 @@ if TYPE_CHECKING:
     from lacova.analysis.sensitivity import shift_imputed
     from lacova.data.errors import DataError, SchemaError
     from lacova.data.io.archive import StorageError
+    from lacova.data.registry import register
     from lacova.data.schema import Schema
-    from lacova.models.conditional import CVAE, GPPriorVAE
+    from lacova.models.cvae import CVAE
+    from lacova.models.gp_prior_vae import GPPriorVAE
+    from lacova.models.gppvae import GPPVAE
+    from lacova.models.gpvae import GPVAE
+    from lacova.models.hivae import HIVAE
     from lacova.models.inference import NotFittedError
-    from lacova.models.literature import GPPVAE, GPVAE, HIVAE, LVAE
+    from lacova.models.lvae import LVAE
+    from lacova.models.miwae import MIWAE, NotMIWAE
     from lacova.models.storage import load
-    from lacova.models.unconditional import MIWAE, VAE, NotMIWAE
+    from lacova.models.vae import VAE
     from lacova.nn.networks import Conv, Dense
     from lacova.priors.gp.formula import FormulaError
     from lacova.training.options import FitOptions, TrainingError
@@ -25,18 +31,19 @@ if TYPE_CHECKING:
 __all__ = [
     "CVAE", "GPPVAE", "GPVAE", "HIVAE", "LVAE", "MIWAE", "VAE", "Conv", "DataError", "Dense", "FitOptions",
     "FormulaError", "GPPriorVAE", "NotFittedError", "NotMIWAE", "Schema", "SchemaError", "StorageError",
-    "TrainingError", "__version__", "compare", "load", "pool", "pool_regression",
-    "shift_imputed",
+    "TrainingError", "__version__", "compare", "load", "pool", "pool_regression", "register", "shift_imputed",
 ]  # fmt: skip
 
 # Where names live; each module is imported when first asked for: torch takes seconds, and much here does not need it.
 _HOMES = {
     "analysis.comparison": ["compare"], "analysis.pooling": ["pool"], "analysis.regression": ["pool_regression"],
     "analysis.sensitivity": ["shift_imputed"], "data.errors": ["DataError", "SchemaError"],
-    "data.io.archive": ["StorageError"], "data.schema": ["Schema"], "models.conditional": ["CVAE", "GPPriorVAE"],
-    "models.inference": ["NotFittedError"], "models.literature": ["GPPVAE", "GPVAE", "HIVAE", "LVAE"],
-    "models.storage": ["load"], "models.unconditional": ["MIWAE", "VAE", "NotMIWAE"], "nn.networks": ["Conv", "Dense"],
-    "priors.gp.formula": ["FormulaError"], "training.options": ["FitOptions", "TrainingError"],
+    "data.io.archive": ["StorageError"], "data.registry": ["register"], "data.schema": ["Schema"],
+    "models.cvae": ["CVAE"], "models.gp_prior_vae": ["GPPriorVAE"], "models.gppvae": ["GPPVAE"],
+    "models.gpvae": ["GPVAE"], "models.hivae": ["HIVAE"], "models.inference": ["NotFittedError"],
+    "models.lvae": ["LVAE"], "models.miwae": ["MIWAE", "NotMIWAE"], "models.storage": ["load"],
+    "models.vae": ["VAE"], "nn.networks": ["Conv", "Dense"], "priors.gp.formula": ["FormulaError"],
+    "training.options": ["FitOptions", "TrainingError"],
 }  # fmt: skip
 
 

@@ -2,13 +2,11 @@ import math
 
 import numpy as np
 import pandas as pd
-import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-import lacova
 from lacova import pool
 
 
@@ -25,16 +23,16 @@ def reference(estimates, variances, dof, confidence):
     if dof is not None:
         observed = (dof + 1) / (dof + 3) * dof * (1 - gamma)
         nu = 1 / (1 / nu + 1 / observed)
-    law = stats.norm() if math.isinf(nu) else stats.t(nu)
+    distribution = stats.norm() if math.isinf(nu) else stats.t(nu)
     error = math.sqrt(total)
     return {
         "estimate": mean,
         "std_error": error,
         "dof": nu,
-        "lower": mean - law.ppf(0.5 + confidence / 2) * error,
-        "upper": mean + law.ppf(0.5 + confidence / 2) * error,
+        "lower": mean - distribution.ppf(0.5 + confidence / 2) * error,
+        "upper": mean + distribution.ppf(0.5 + confidence / 2) * error,
         "t": mean / error,
-        "p_value": 2 * law.sf(abs(mean / error)),
+        "p_value": 2 * distribution.sf(abs(mean / error)),
         "fmi": (r + 2 / (nu + 3)) / (r + 1),
         "riv": r,
     }
@@ -45,7 +43,7 @@ def reference(estimates, variances, dof, confidence):
     m=st.integers(2, 30), parameters=st.integers(1, 4), spread=st.sampled_from([0.0, 1e-3, 1.0, 30.0]),
     dof=st.sampled_from([None, 3.0, 57.0, 1e6]), confidence=st.sampled_from([0.5, 0.95]), seed=st.integers(0, 10**6),
 )  # fmt: skip
-def test_pooling_is_the_formulas(m, parameters, spread, dof, confidence, seed):
+def test_pooling_follows_the_formulas(m, parameters, spread, dof, confidence, seed):
     rng = np.random.default_rng(seed)
     # Whole numbers are averaged without rounding, so that no spread stays none.
     estimates = rng.integers(-4, 5, parameters) + spread * rng.normal(size=(m, parameters))
@@ -132,60 +130,6 @@ def test_names_of_parameters():
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_pooled_is_refused(estimates, variances, settings, message):
+def test_bad_estimates_are_refused(estimates, variances, settings, message):
     with pytest.raises(ValueError, match=message):
         pool(estimates, variances, **settings)
-
-
-# Regressions.
-
-
-def completed(draws=3, n=40):
-    rng = np.random.default_rng(0)
-    base = pd.DataFrame({"arm": rng.choice(["a", "b", "c"], n), "x": rng.normal(size=n)})
-    tables = []
-    for k in range(draws):
-        y = np.exp(1.0 + 0.5 * base["x"] + (base["arm"] == "b") + rng.normal(0, 0.3, n))
-        tables.append(base.assign(y=y, draw=k))
-    return pd.concat(tables)
-
-
-def test_regressions_of_completed_tables_are_pooled():
-    table = completed()
-    found = lacova.pool_regression(table, "log(y) ~ x + arm", confidence=0.9)
-    estimates, variances = [], []
-    for _, one in table.groupby("draw"):
-        x = np.column_stack([np.ones(len(one)), one["x"], one["arm"] == "b", one["arm"] == "c"])
-        y = np.log(one["y"])
-        inverse = np.linalg.inv(x.T @ x)
-        b = inverse @ x.T @ y
-        estimates.append(b)
-        variances.append(((y - x @ b) ** 2).sum() / (len(one) - 4) * np.diag(inverse))
-    want = lacova.pool(estimates, variances, dof=36, confidence=0.9)
-    np.testing.assert_allclose(found, want, rtol=1e-8)
-    assert list(found.index) == ["Intercept", "x", "arm[T.b]", "arm[T.c]"]
-    other = lacova.pool_regression(pl.from_pandas(table), "log(y) ~ x + arm", confidence=0.9)
-    pd.testing.assert_frame_equal(other, found)
-
-
-@pytest.mark.parametrize(
-    ("change", "formula", "message"),
-    [
-        (lambda t: t.drop(columns="draw"), "y ~ x", "no column 'draw' that numbers completed tables"),
-        (lambda t: t[t["draw"] == 0], "y ~ x", "at least 2 completed tables, got 1"),
-        (lambda t: t, "y ~ z", "no column or function 'z'; the columns are 'arm', 'x', 'y', 'draw'"),
-        (lambda t: t.assign(x=np.nan), "y ~ x", r"column\(s\) 'x' have gaps; the regression takes completed tables"),
-        (lambda t: t, "y ~~ x", "'y ~~ x' cannot be read: Operator `~` is incorrectly used. Expected one such as"),
-        (lambda t: t, "y ~ foo(x)", "no column or function 'foo'"),
-        (lambda t: t, "y", "must have one number on its left"),
-        (lambda t: t, "arm ~ x", "must have one number on its left"),
-        (lambda t: t, "y ~ 0", "terms on its right"),
-        (lambda t: t.assign(y=0.0), "log(y) ~ x", "not finite, such as the logarithm of 0"),
-        (lambda t: t, "y ~ x + I(2 * x)", "in table 0 the coefficients .* cannot be told apart"),
-        (lambda t: t.groupby("draw").head(3), "y ~ x + arm", "table 0 has 3 rows for"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:divide by zero")
-def test_regressions_that_will_not_do(change, formula, message):
-    with pytest.raises(ValueError, match=message):
-        lacova.pool_regression(change(completed()), formula)

@@ -25,18 +25,18 @@ def completed(draws=3):
 
 def test_imputed_entries_and_no_others_are_shifted():
     before = completed()
-    found = shift_imputed(before, ORIGINAL, {"alt": 5.0, "ast": -1.5})
+    shifted = shift_imputed(before, ORIGINAL, {"alt": 5.0, "ast": -1.5})
     gaps = np.tile(ORIGINAL["alt"].isna(), 3)
-    np.testing.assert_array_equal(found["alt"], before["alt"] + 5.0 * gaps)
-    np.testing.assert_array_equal(found["ast"], before["ast"] - 1.5 * np.tile(ORIGINAL["ast"].isna(), 3))
-    pd.testing.assert_frame_equal(found.drop(columns=["alt", "ast"]), before.drop(columns=["alt", "ast"]))
+    np.testing.assert_array_equal(shifted["alt"], before["alt"] + 5.0 * gaps)
+    np.testing.assert_array_equal(shifted["ast"], before["ast"] - 1.5 * np.tile(ORIGINAL["ast"].isna(), 3))
+    pd.testing.assert_frame_equal(shifted.drop(columns=["alt", "ast"]), before.drop(columns=["alt", "ast"]))
     pd.testing.assert_frame_equal(before, completed())
 
 
 def test_shifts_by_arm_follow_the_arm_that_each_table_has():
-    found = shift_imputed(completed(), ORIGINAL, {"alt": {"arm": {"a": 0.0, "b": 5.0}}})
+    shifted = shift_imputed(completed(), ORIGINAL, {"alt": {"arm": {"a": 0.0, "b": 5.0}}})
     # The third row's arm is imputed: a, b, a.
-    assert found["alt"].tolist() == [30.0, 40.0, 36.0, 40.0, 30.0, 41.0, 42.0, 40.0, 30.0, 42.0, 38.0, 40.0]
+    assert shifted["alt"].tolist() == [30.0, 40.0, 36.0, 40.0, 30.0, 41.0, 42.0, 40.0, 30.0, 42.0, 38.0, 40.0]
 
 
 def test_observed_values_may_be_rounded_by_a_file():
@@ -45,19 +45,19 @@ def test_observed_values_may_be_rounded_by_a_file():
 
 
 def test_types_and_libraries_stay():
-    whole = shift_imputed(completed(), ORIGINAL, {"grade": 2})
-    assert whole["grade"].dtype == "Int64"
-    assert whole["grade"].tolist() == [1, 5, 2, 2, 1, 5, 2, 3, 1, 5, 2, 4]
-    part = shift_imputed(completed(), ORIGINAL, {"grade": 0.5})
-    assert part["grade"].tolist()[:2] == [1.0, 3.5]
+    integers = shift_imputed(completed(), ORIGINAL, {"grade": 2})
+    assert integers["grade"].dtype == "Int64"
+    assert integers["grade"].tolist() == [1, 5, 2, 2, 1, 5, 2, 3, 1, 5, 2, 4]
+    fractions = shift_imputed(completed(), ORIGINAL, {"grade": 0.5})
+    assert fractions["grade"].tolist()[:2] == [1.0, 3.5]
     narrow = shift_imputed(completed().astype({"alt": "float32"}), ORIGINAL, {"alt": 5.0})
     assert narrow["alt"].dtype == "float32"
     other = pl.from_pandas(completed()).with_columns(
         pl.col("alt").cast(pl.Float32), pl.col("site").cast(pl.Categorical)
     )
-    found = shift_imputed(other, pl.from_pandas(ORIGINAL), {"alt": 5.0})
-    assert found.schema == other.schema
-    assert found["alt"].to_list() == shift_imputed(completed(), ORIGINAL, {"alt": 5.0})["alt"].tolist()
+    shifted = shift_imputed(other, pl.from_pandas(ORIGINAL), {"alt": 5.0})
+    assert shifted.schema == other.schema
+    assert shifted["alt"].to_list() == shift_imputed(completed(), ORIGINAL, {"alt": 5.0})["alt"].tolist()
     arrow = pa.Table.from_pandas(completed(), preserve_index=False)
     assert shift_imputed(arrow, ORIGINAL, {"alt": 1}).column_names == arrow.column_names
     one = shift_imputed(completed(1).drop(columns="draw"), ORIGINAL, {"alt": 5.0})
@@ -85,6 +85,6 @@ def test_types_and_libraries_stay():
         (completed().assign(arm=None), {"alt": {"arm": {"a": 1.0}}}, "and gaps; give each"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_shifted_is_refused(table, shifts, message):
+def test_bad_shifts_are_refused(table, shifts, message):
     with pytest.raises(DataError, match=message):
         shift_imputed(table, ORIGINAL, shifts)

@@ -1,4 +1,4 @@
-"""EM climbs, lands on what is known in closed form, and survives poor data."""
+"""EM: the objective never falls, closed forms are reached, known mixtures recovered, and poor data survived."""
 
 import itertools
 
@@ -12,7 +12,7 @@ from lacova.covariates import em
 from lacova.covariates.mixture import Mixture
 from lacova.covariates.prior import JointPrior
 from lacova.data.covariate_space import CovariateSpace
-from lacova.data.encoder import Table
+from tests.covariates.cases import generator, rows, table
 
 MIXED = CovariateSpace(("a", "c3", "b"), (0, 3, 0), (False,) * 3)
 TRUTH = Mixture(
@@ -27,17 +27,9 @@ def numbers(k):
     return CovariateSpace(tuple("abcdef"[:k]), (0,) * k, (False,) * k)
 
 
-def random_rows(space, n, missing, seed):
-    g = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, len(space.names), generator=g, dtype=torch.float64)
-    for q in space.categorical:
-        x[:, q] = torch.randint(space.levels[q], (n,), generator=g).double()
-    mask = torch.rand(x.shape, generator=g) >= missing
-    return torch.where(mask, x, 0.0), mask
-
-
 def sample(mixture, n, missing, seed=0):
-    g = torch.Generator().manual_seed(seed)
+    """Rows of a mixture with gaps at random."""
+    g = generator(seed)
     empty = torch.zeros(1, len(mixture.space.names), dtype=torch.float64)
     x = mixture.draw(mixture.condition(empty, empty.bool()), empty, empty.bool(), n, g)[:, 0]
     mask = torch.rand(x.shape, generator=g) >= missing
@@ -54,13 +46,13 @@ def assert_sound(mixture):
     assert torch.isfinite(mixture.mean).all()
     assert torch.isfinite(mixture.factor).all()
     for j, q in enumerate(mixture.space.categorical):
-        probability = mixture.log_level[:, j].exp()
-        assert_close(probability.sum(-1), torch.ones(len(mixture), dtype=torch.float64))
-        assert (probability[:, : mixture.space.levels[q]] > 0).all()
-        assert (probability[:, mixture.space.levels[q] :] == 0).all()
+        probs = mixture.log_level[:, j].exp()
+        assert_close(probs.sum(-1), torch.ones(len(mixture), dtype=torch.float64))
+        assert (probs[:, : mixture.space.levels[q]] > 0).all()
+        assert (probs[:, mixture.space.levels[q] :] == 0).all()
     empty = torch.zeros(1, len(mixture.space.names), dtype=torch.float64)
-    law = mixture.condition(empty, empty.bool())
-    assert torch.isfinite(mixture.draw(law, empty, empty.bool(), 5, torch.Generator().manual_seed(0))).all()
+    conditional = mixture.condition(empty, empty.bool())
+    assert torch.isfinite(mixture.draw(conditional, empty, empty.bool(), 5, generator())).all()
 
 
 @given(
@@ -74,22 +66,22 @@ def assert_sound(mixture):
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_the_penalised_likelihood_never_falls(levels, n, missing, components, strength, seed):
     space = CovariateSpace(tuple("abcd"[: len(levels)]), tuple(levels), (False,) * len(levels))
-    x, mask = random_rows(space, n, missing, seed)
+    x, mask = rows(space, n, missing, seed)
     prior = em.regulariser(space, x, mask, strength)
-    first = em.start(space, x, mask, components, prior, seed)
-    trace = em.run_em(first, x, mask, prior, iterations=15, tol=-1.0)
-    objective = torch.tensor([*trace.objective, penalised(trace.mixture, x, mask, prior)], dtype=torch.float64)
+    first = em.initial_mixture(space, x, mask, components, prior, seed)
+    result = em.run_em(first, x, mask, prior, iterations=15, tol=-1.0)
+    objective = torch.tensor([*result.objective, penalised(result.mixture, x, mask, prior)], dtype=torch.float64)
     assert len(objective) == 16
     assert objective[0] == pytest.approx(penalised(first, x, mask, prior), rel=1e-10)
-    # M-step weights hold 1e-8 of a row in reserve for each component, for what that costs.
+    # The M-step adds 1e-8 of a row to each component, which may cost as much.
     slack = 1e-9 * objective.abs() + 1e-8 * components
     assert (objective.diff() >= -slack[1:]).all()
 
 
 def test_complete_data_and_one_component_give_the_closed_form():
-    x, mask = random_rows(MIXED, 50, 0.0, seed=1)
+    x, mask = rows(MIXED, 50, 0.0, seed=1)
     prior = em.regulariser(MIXED, x, mask, strength=3.0)
-    mixture = em.run_em(em.start(MIXED, x, mask, 1, prior, 0), x, mask, prior, iterations=1).mixture
+    mixture = em.run_em(em.initial_mixture(MIXED, x, mask, 1, prior, 0), x, mask, prior, iterations=1).mixture
     numbers, codes = x[:, [0, 2]], x[:, 1]
     centre = numbers.mean(0)
     spread = torch.diag(0.05 * numbers.var(0, correction=0))
@@ -104,7 +96,9 @@ def test_complete_data_and_one_component_give_the_closed_form():
 def test_em_ends_where_the_penalised_likelihood_is_flat():
     x, mask = sample(TRUTH, 150, 0.4, seed=2)
     prior = em.regulariser(MIXED, x, mask, strength=5.0)
-    end = em.run_em(em.start(MIXED, x, mask, 3, prior, 0), x, mask, prior, iterations=2_000, tol=1e-14).mixture
+    end = em.run_em(
+        em.initial_mixture(MIXED, x, mask, 3, prior, 0), x, mask, prior, iterations=2_000, tol=1e-14
+    ).mixture
     step = 1e-4
     for c, k in itertools.product(range(3), range(2)):
         for which in ("mean", "covariance"):
@@ -136,30 +130,28 @@ def test_a_known_mixture_is_recovered_from_rows_with_gaps():
 def test_the_number_of_components_is_chosen():
     x, mask = sample(TRUTH, 1_000, 0.3)
     assert 3 <= len(em.fit_mixture(MIXED, x, mask)) <= 5
-    x, mask = random_rows(numbers(2), 600, 0.2, seed=0)
+    x, mask = rows(numbers(2), 600, 0.2, seed=0)
     assert len(em.fit_mixture(numbers(2), x, mask)) <= 2
 
 
 def test_visits_of_a_patient_are_held_out_together():
-    """Rows that repeat within a patient: held out one by one, a component for each patient would seem best."""
-    g = torch.Generator().manual_seed(3)
+    """A patient's rows are alike: if they were held out one by one, a component for each patient would seem best."""
+    g = generator(3)
     patient = torch.arange(60).repeat_interleave(10)
     x = torch.randn(60, 2, generator=g).double()[patient] + 0.05 * torch.randn(600, 2, generator=g).double()
     mask = torch.ones_like(x, dtype=torch.bool)
     assert len(em.fit_mixture(numbers(2), x, mask)) > 8
     assert len(em.fit_mixture(numbers(2), x, mask, group=patient)) <= 2
-    y = torch.zeros(600, 1)
-    table = Table(y, y.bool(), x, mask, patient, tuple(range(60)))
-    assert len(JointPrior.learn(numbers(2), table, seed=0).mixture) <= 2
+    assert len(JointPrior.learn(numbers(2), table(x, mask, patient), seed=0).mixture) <= 2
 
 
 def test_memory_chunks_do_not_change_the_fit(monkeypatch):
     x, mask = sample(TRUTH, 100, 0.3)
-    whole = em.fit_mixture(MIXED, x, mask, components=2)
+    at_once = em.fit_mixture(MIXED, x, mask, components=2)
     monkeypatch.setattr(Mixture, "chunk", lambda self: 7)
-    pieces = em.fit_mixture(MIXED, x, mask, components=2)
+    chunked = em.fit_mixture(MIXED, x, mask, components=2)
     for name in ("log_weight", "mean", "factor", "log_level"):
-        assert_close(getattr(pieces, name), getattr(whole, name), rtol=1e-8, atol=1e-10)
+        assert_close(getattr(chunked, name), getattr(at_once, name), rtol=1e-8, atol=1e-10)
 
 
 def constant(x, mask):
@@ -198,7 +190,7 @@ def nothing(x, mask):
 )  # fmt: skip
 @pytest.mark.parametrize("components", [3, None])
 def test_poor_data(damage, components):
-    x, mask = random_rows(MIXED, 100, 0.2, seed=0)
+    x, mask = rows(MIXED, 100, 0.2, seed=0)
     damage(x, mask)
     x = torch.where(mask, x, 0.0)
     mixture = em.fit_mixture(MIXED, x, mask, components)
@@ -209,14 +201,14 @@ def test_poor_data(damage, components):
 @pytest.mark.parametrize("n", [1, 2, 5, 12])
 @pytest.mark.parametrize("components", [8, None])
 def test_fewer_rows_than_components(n, components):
-    x, mask = random_rows(MIXED, n, 0.2, seed=0)
+    x, mask = rows(MIXED, n, 0.2, seed=0)
     mixture = em.fit_mixture(MIXED, x, mask, components)
     assert_sound(mixture)
     assert len(mixture) <= n
 
 
 def test_equal_rows():
-    x, mask = random_rows(MIXED, 30, 0.2, seed=0)
+    x, mask = rows(MIXED, 30, 0.2, seed=0)
     mixture = em.fit_mixture(MIXED, x[:1].expand(30, -1), mask[:1].expand(30, -1), components=4)
     assert len(mixture) == 1
     assert_sound(mixture)
@@ -224,16 +216,17 @@ def test_equal_rows():
 
 @pytest.mark.parametrize("space", [numbers(2), CovariateSpace(("c", "d"), (2, 3), (False,) * 2)], ids=["all", "none"])
 def test_only_numbers_and_only_categories(space):
-    x, mask = random_rows(space, 60, 0.3, seed=0)
+    x, mask = rows(space, 60, 0.3, seed=0)
     for components in (3, None):
         assert_sound(em.fit_mixture(space, x, mask, components))
 
 
-def test_empty_rows_count_for_nothing():
-    x, mask = random_rows(MIXED, 40, 0.2, seed=0)
+def test_empty_rows_have_no_influence():
+    x, mask = rows(MIXED, 40, 0.2, seed=0)
     mask[5] = False
-    some = mask.any(1)
-    with_empty, without = em.fit_mixture(MIXED, x, mask, 2), em.fit_mixture(MIXED, x[some], mask[some], 2)
+    informative = mask.any(1)
+    with_empty = em.fit_mixture(MIXED, x, mask, 2)
+    without = em.fit_mixture(MIXED, x[informative], mask[informative], 2)
     for name in ("log_weight", "mean", "factor", "log_level"):
         assert torch.equal(getattr(with_empty, name), getattr(without, name))
 
@@ -246,21 +239,21 @@ def test_the_same_seed_gives_the_same_mixture():
     assert not torch.equal(one.mean, third.mean)
 
 
-def test_large_tables_are_fitted_on_some_rows_and_seen_whole_at_the_end(monkeypatch):
+def test_large_tables_are_fitted_on_a_sample_and_finished_on_all_rows(monkeypatch):
     x, mask = sample(TRUTH, 2_000, 0.3)
     full = em.fit_mixture(MIXED, x, mask, components=3)
     sizes = []
     iteration = em._iteration
     monkeypatch.setattr(em, "MAX_ROWS", 300)
     monkeypatch.setattr(em, "_iteration", lambda m, x, *rest: (sizes.append(len(x)), iteration(m, x, *rest))[1])
-    some = em.fit_mixture(MIXED, x, mask, components=3)
+    sampled = em.fit_mixture(MIXED, x, mask, components=3)
     assert sizes[-2:] == [int(mask.any(1).sum())] * 2
     assert set(sizes[:-2]) == {300}
-    order = torch.cdist(full.mean, some.mean).argmin(1)
+    order = torch.cdist(full.mean, sampled.mean).argmin(1)
     assert sorted(order.tolist()) == [0, 1, 2]
-    assert_close(some.mean[order], full.mean, rtol=0, atol=0.05)
-    assert_close(some.log_weight[order].exp(), full.log_weight.exp(), rtol=0, atol=0.02)
-    assert_close(some.log_level[order].exp(), full.log_level.exp(), rtol=0, atol=0.04)
+    assert_close(sampled.mean[order], full.mean, rtol=0, atol=0.05)
+    assert_close(sampled.log_weight[order].exp(), full.log_weight.exp(), rtol=0, atol=0.02)
+    assert_close(sampled.log_level[order].exp(), full.log_level.exp(), rtol=0, atol=0.04)
     new_x, new_mask = sample(TRUTH, 1_000, 0.3, seed=9)
-    gap = some.condition(new_x, new_mask).log_marginal.mean() - full.condition(new_x, new_mask).log_marginal.mean()
+    gap = sampled.condition(new_x, new_mask).log_marginal.mean() - full.condition(new_x, new_mask).log_marginal.mean()
     assert gap.abs() < 0.01

@@ -1,3 +1,5 @@
+"""KL, draws and densities of factorised distributions, against loops over entries."""
+
 import torch
 from torch.distributions import Categorical, Normal, kl_divergence
 
@@ -29,7 +31,7 @@ def test_kl_equals_a_loop_over_unknowns_with_static_ones_once_per_patient():
     torch.testing.assert_close(kl(q, p, b, SPACE), total, rtol=1e-8, atol=0)
 
 
-def test_kl_of_equal_beliefs_is_zero_and_gradients_are_finite():
+def test_kl_of_equal_distributions_is_zero_and_gradients_are_finite():
     b = cases.batch()
     q = cases.distribution(b)
     assert kl(q, q, b, SPACE).abs() < 1e-12
@@ -40,43 +42,45 @@ def test_kl_of_equal_beliefs_is_zero_and_gradients_are_finite():
     assert (logits.grad != 0).any()
 
 
-def test_draws_keep_observed_entries_share_static_ones_and_have_the_right_law():
+def test_draws_keep_observed_entries_share_static_ones_and_have_the_right_distribution():
     b = cases.batch(missing=0.5)
     q = cases.distribution(b)
-    x = draw(q, b, SPACE, 20_000, torch.Generator().manual_seed(0))
+    x = draw(q, b, SPACE, 20_000, cases.generator())
     assert torch.equal(x[:, b.x_mask], b.x[b.x_mask].expand(20_000, -1))
     for c in (3, 4):
         assert torch.equal(x[:, :, c], x[:, b.owner, c])
     for i, c in (~b.x_mask).nonzero().tolist():
         if SPACE.levels[c]:
-            share = (x[:, i, c, None] == torch.arange(SPACE.max_levels)).double().mean(0)
-            torch.testing.assert_close(share, q.log_prob[i, c].exp(), rtol=0, atol=0.015)
+            frequency = (x[:, i, c, None] == torch.arange(SPACE.max_levels)).double().mean(0)
+            torch.testing.assert_close(frequency, q.log_prob[i, c].exp(), rtol=0, atol=0.015)
         else:
             torch.testing.assert_close(x[:, i, c].mean(), q.mean[i, c], rtol=0, atol=0.04)
             torch.testing.assert_close(x[:, i, c].var(), q.var[i, c], rtol=0.06, atol=0)
 
 
-def test_best_guess_is_mean_and_mode():
+def test_most_probable_completion_is_mean_and_mode():
     b = cases.batch()
     q = cases.distribution(b)
-    guess = most_probable(q, b, SPACE)
+    completed = most_probable(q, b, SPACE)
     for i in range(len(b)):
         for c in range(5):
-            want = b.x[i, c] if b.x_mask[i, c] else q.log_prob[i, c].argmax() if SPACE.levels[c] else q.mean[i, c]
-            assert guess[i, c] == want
+            expected = b.x[i, c] if b.x_mask[i, c] else q.log_prob[i, c].argmax() if SPACE.levels[c] else q.mean[i, c]
+            assert completed[i, c] == expected
 
 
 def test_log_density_sums_over_each_rows_gaps():
     b = cases.batch()
     q = cases.distribution(b)
-    x = draw(q, b, SPACE, 3, torch.Generator().manual_seed(0))
+    x = draw(q, b, SPACE, 3, cases.generator())
     value = log_density(q, x, ~b.x_mask, SPACE)
     for d in range(3):
         for i in range(len(b)):
-            want = 0.0
+            expected = 0.0
             for c in (~b.x_mask[i]).nonzero()[:, 0].tolist():
                 if SPACE.levels[c]:
-                    want += q.log_prob[i, c, int(x[d, i, c])]
+                    expected += q.log_prob[i, c, int(x[d, i, c])]
                 else:
-                    want += Normal(q.mean[i, c], q.var[i, c].sqrt()).log_prob(x[d, i, c])
-            torch.testing.assert_close(value[d, i], torch.as_tensor(want, dtype=torch.float64), rtol=1e-10, atol=1e-12)
+                    expected += Normal(q.mean[i, c], q.var[i, c].sqrt()).log_prob(x[d, i, c])
+            torch.testing.assert_close(
+                value[d, i], torch.as_tensor(expected, dtype=torch.float64), rtol=1e-10, atol=1e-12
+            )

@@ -1,4 +1,4 @@
-"""Covariates with memory: neighbours, bridges and rates against the processes that they come from."""
+"""Covariates with memory: neighbours, bridges and rates, against the processes that generate them."""
 
 import math
 
@@ -17,21 +17,16 @@ from lacova.covariates.longitudinal import (
 from lacova.covariates.mixture import Mixture
 from lacova.covariates.prior import FactorisedPrior, JointPrior
 from lacova.data.covariate_space import CovariateSpace
-from lacova.data.encoder import Table
-from tests.covariates.test_mixture import toy
+from tests.covariates import cases
+from tests.covariates.cases import generator, share_within_patients, table
 
 # time, number, 3 levels, static 2 levels, static number
 SPACE = CovariateSpace(("t", "a", "c3", "s2", "sa"), (0, 0, 3, 2, 0), (False, False, False, True, True))
 
 
-def table(x, mask, patient):
-    y = torch.zeros(len(x), 1, dtype=x.dtype)
-    return Table(y, y.bool(), torch.where(mask, x, 0.0), mask, patient, ())
-
-
 def ragged(seed=0, visits=(4, 1, 6, 3, 5), missing=0.4, space=SPACE):
-    """Rows of ragged patients in random order, with gaps in time and tied times."""
-    g = torch.Generator().manual_seed(seed)
+    """Patients with these numbers of visits, rows in random order, with gaps in time and tied times."""
+    g = generator(seed)
     patient = torch.repeat_interleave(torch.arange(len(visits)), torch.tensor(visits))
     patient = patient[torch.randperm(len(patient), generator=g)]
     n = len(patient)
@@ -40,21 +35,22 @@ def ragged(seed=0, visits=(4, 1, 6, 3, 5), missing=0.4, space=SPACE):
     for q in space.categorical:
         x[:, q] = torch.randint(space.levels[q], (n,), generator=g).double()
     mask = torch.rand(x.shape, generator=g) > missing
-    first = torch.stack([(patient == p).nonzero()[0, 0] for p in patient])
-    static = torch.tensor(space.static)
-    return table(torch.where(static, x[first], x), torch.where(static, mask[first], mask), patient)
+    return table(*(share_within_patients(values, patient, space) for values in (x, mask)), patient)
 
 
-def prior_of(space, rates, time=0, components=3):
-    g = torch.Generator().manual_seed(7)
+def prior_with_rates(space, rates, time=0, components=3):
+    """A prior with random mixture and marginals, and the given rates."""
+    g = generator(7)
     q = len(space.names)
-    level = torch.full((q, space.max_levels), -torch.inf, dtype=torch.float64)
+    log_prob = torch.full((q, space.max_levels), -torch.inf, dtype=torch.float64)
     for c in space.categorical:
-        level[c, : space.levels[c]] = torch.randn(space.levels[c], generator=g).double().log_softmax(0)
+        log_prob[c, : space.levels[c]] = torch.randn(space.levels[c], generator=g).double().log_softmax(0)
     marginal = FactorisedPrior(
-        space, torch.randn(q, generator=g).double(), 30.0 + torch.rand(q, generator=g).double(), level
+        space, torch.randn(q, generator=g).double(), 30.0 + torch.rand(q, generator=g).double(), log_prob
     )
-    return LongitudinalPrior(toy(space, components), marginal, torch.as_tensor(rates, dtype=torch.float64), time)
+    return LongitudinalPrior(
+        cases.mixture(space, components), marginal, torch.as_tensor(rates, dtype=torch.float64), time
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -64,7 +60,7 @@ def test_neighbours_equal_a_double_loop(seed):
         clock = _clock(t, time)
         for q in (1, 2):
             sides = _neighbours(t, clock, q)
-            found = 0
+            neighbours = 0
             for i in range(len(t)):
                 here = (float(clock[i]), i)
                 before, after = (-math.inf, -1), (math.inf, -1)  # in order of time, then of the table
@@ -75,10 +71,10 @@ def test_neighbours_equal_a_double_loop(seed):
                     before = max(before, there) if there < here else before
                     after = min(after, there) if there > here else after
                 for (value, distance), (when, j) in zip(sides, (before, after), strict=True):
-                    found += j >= 0
+                    neighbours += j >= 0
                     assert distance[i] == (abs(when - clock[i]) if j >= 0 else math.inf)
                     assert value[i] == (t.x[j, q] if j >= 0 else 0.0)
-            assert found > 10
+            assert neighbours > 10
     assert (torch.stack([d for _, d in _neighbours(t, _clock(t, 0), 1)]) == 0).any()  # ties occur
 
 
@@ -90,14 +86,14 @@ def test_without_a_time_column_visits_are_counted():
     assert torch.equal(_clock(t, 0).isnan(), ~t.x_mask[:, 0])
 
 
-def even(stationary, rate):
-    """The generator rate (1 πᵀ − I)."""
+def single_rate_matrix(stationary, rate):
+    """G = rate (1 πᵀ − I)."""
     k = len(stationary)
     return rate * (stationary.expand(k, k) - torch.eye(k, dtype=torch.float64))
 
 
-def jumps(stationary, rate, gap):
-    """P(gap) = ρ I + (1 − ρ) 1 πᵀ, ρ = exp(−rate · gap): what exp(gap · even) is in closed form."""
+def transition(stationary, rate, gap):
+    """P(gap) = ρ I + (1 − ρ) 1 πᵀ, ρ = exp(−rate · gap): exp(gap · G) in closed form."""
     rho, k = math.exp(-rate * gap), len(stationary)
     return rho * torch.eye(k, dtype=torch.float64) + (1.0 - rho) * stationary.expand(k, k)
 
@@ -108,15 +104,22 @@ def test_bridge_of_levels_equals_the_markov_chain(stationary):
     for first in (0.05, 0.7, 3.0, math.inf):
         for second in (0.1, 1.5, math.inf):
             to, on = (
-                pi.expand(len(pi), -1) if math.isinf(gap) else jumps(pi, rate, gap) for gap in (first, second)
-            )  # with no neighbour: any row of these does, all being π
+                pi.expand(len(pi), -1) if math.isinf(gap) else transition(pi, rate, gap) for gap in (first, second)
+            )  # without a neighbour every row is π
             for before in range(len(pi)):
                 for after in range(len(pi)):
-                    want = to[before] * on[:, after] / (to[before] * on[:, after]).sum()
+                    expected = to[before] * on[:, after] / (to[before] * on[:, after]).sum()
                     gaps = torch.tensor([[first, second]], dtype=torch.float64)
                     values = torch.tensor([[before, after]], dtype=torch.float64)
-                    assert_close(_bridge_levels(values, gaps, even(pi, rate), pi)[0], want, rtol=1e-8, atol=1e-11)
-    none = _bridge_levels(torch.zeros(1, 2).double(), torch.full((1, 2), math.inf).double(), even(pi, rate), pi)
+                    assert_close(
+                        _bridge_levels(values, gaps, single_rate_matrix(pi, rate), pi)[0],
+                        expected,
+                        rtol=1e-8,
+                        atol=1e-11,
+                    )
+    none = _bridge_levels(
+        torch.zeros(1, 2).double(), torch.full((1, 2), math.inf).double(), single_rate_matrix(pi, rate), pi
+    )
     assert_close(none[0], pi, rtol=1e-12, atol=0)
 
 
@@ -135,8 +138,8 @@ def test_bridge_of_numbers_equals_the_dense_conditional(gaps):
 
 
 def simulate(stationary, rate, patients=400, visits=12, seed=0, missing=0.2):
-    """Time and one column with memory: levels with law `stationary`, or a standard OU process if that is None."""
-    g = torch.Generator().manual_seed(seed)
+    """Time and one column with memory: levels with probabilities `stationary`, or a standard OU process if None."""
+    g = generator(seed)
     when = torch.rand(patients, visits, generator=g, dtype=torch.float64).mul(4.0 * visits / 12).sort(1).values
     value = torch.empty(patients, visits, dtype=torch.float64)
     for i in range(visits):
@@ -168,28 +171,28 @@ def test_rates_are_recovered(stationary, rate):
 RISING = torch.tensor([[-0.5, 0.45, 0.05], [0.02, -0.62, 0.6], [0.01, 0.04, -0.05]], dtype=torch.float64)
 
 
-def progress(generator, patients, visits=6, seed=0):
-    """Visits one unit of time apart, more or less, of a column with the given rates between its levels."""
-    g = torch.Generator().manual_seed(seed)
+def simulate_chain(rate_matrix, patients, visits=6, seed=0):
+    """Visits about one unit of time apart, of a column with these rates between its levels."""
+    g = generator(seed)
     when = torch.arange(visits).double() + 0.3 * torch.rand(patients, visits, generator=g, dtype=torch.float64)
     value = torch.zeros(patients, visits, dtype=torch.float64)
     for i in range(1, visits):
-        step = torch.matrix_exp((when[:, i] - when[:, i - 1])[:, None, None] * generator)
+        step = torch.matrix_exp((when[:, i] - when[:, i - 1])[:, None, None] * rate_matrix)
         probability = step[torch.arange(patients), value[:, i - 1].long()]
         value[:, i] = torch.multinomial(probability, 1, generator=g)[:, 0].double()
     x = torch.stack([when.flatten(), value.flatten()], 1)
-    space = CovariateSpace(("t", "v"), (0, len(generator)), (False, False))
+    space = CovariateSpace(("t", "v"), (0, len(rate_matrix)), (False, False))
     return space, table(x, torch.ones_like(x, dtype=torch.bool), torch.arange(patients).repeat_interleave(visits))
 
 
 def test_rates_between_levels_are_recovered():
-    space, t = progress(RISING, patients=800)
-    found = LongitudinalPrior.learn(space, t, 0, seed=0, components=1).generators[1]
-    assert_close(found.sum(1), torch.zeros(3).double(), rtol=0, atol=1e-10)
-    assert_close(found, RISING, rtol=0.1, atol=0.02)
+    space, t = simulate_chain(RISING, patients=800)
+    rate_matrix = LongitudinalPrior.learn(space, t, 0, seed=0, components=1).generators[1]
+    assert_close(rate_matrix.sum(1), torch.zeros(3).double(), rtol=0, atol=1e-10)
+    assert_close(rate_matrix, RISING, rtol=0.1, atol=0.02)
 
 
-def test_bridge_of_uneven_levels_equals_the_chain():
+def test_bridge_with_a_rate_per_pair_of_levels_equals_the_chain():
     """The middle of three steps of a chain whose levels mostly rise."""
     start = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
     to, on = (torch.matrix_exp(gap * RISING) for gap in (0.8, 2.5))
@@ -200,21 +203,21 @@ def test_bridge_of_uneven_levels_equals_the_chain():
             values = torch.tensor([[before or 0, after or 0]], dtype=torch.float64)
             gaps = [math.inf if before is None else 0.8, math.inf if after is None else 2.5]
             gaps = torch.tensor([gaps], dtype=torch.float64)
-            found = _bridge_levels(values, gaps, RISING, start)[0]
-            assert_close(found, weight / weight.sum(), rtol=1e-8, atol=1e-10)
+            probs = _bridge_levels(values, gaps, RISING, start)[0]
+            assert_close(probs, weight / weight.sum(), rtol=1e-8, atol=1e-10)
 
 
 def test_a_rising_column_is_not_bridged_downwards():
     """After level 1 comes level 2, not 0; with one rate, 0 would be as likely as it is overall."""
-    space, t = progress(RISING, patients=400, seed=1)
+    space, t = simulate_chain(RISING, patients=400, seed=1)
     prior = LongitudinalPrior.learn(space, t, 0, seed=0, components=1)
     values = torch.tensor([[1.0, 0.0]]).double()
     after_one = torch.tensor([[1.0, math.inf]]).double()
     overall = prior.marginal.log_prob[1].exp()
     free = _bridge_levels(values, after_one, prior.generators[1], overall)[0]
-    tied_to_marginal = _bridge_levels(values, after_one, even(overall.double(), float(prior.rates[1])), overall)[0]
+    single = _bridge_levels(values, after_one, single_rate_matrix(overall.double(), float(prior.rates[1])), overall)[0]
     assert free[2] > 5.0 * free[0]
-    assert free[0] < tied_to_marginal[0]
+    assert free[0] < single[0]
 
 
 def test_a_column_without_pairs_has_no_memory():
@@ -233,61 +236,61 @@ def test_time_and_static_columns_have_no_rate():
 
 def test_without_memory_the_prior_is_the_pooled_mixture():
     t = ragged()
-    prior = prior_of(SPACE, [math.inf] * 5)
-    given, mixture = prior.condition(t), JointPrior(prior.across.mixture).condition(t).distribution
+    prior = prior_with_rates(SPACE, [math.inf] * 5)
+    conditional, mixture = prior.condition(t), JointPrior(prior.across.mixture).condition(t).distribution
     for i in range(len(t)):
         own = t.patient == t.patient[i]
         for q in range(5):
             rows = own if SPACE.static[q] else torch.arange(len(t)) == i
-            assert_close(given.distribution.mean[i, q], mixture.mean[rows, q].mean(), rtol=1e-8, atol=1e-12)
-            assert_close(given.distribution.var[i, q], mixture.var[rows, q].mean(), rtol=1e-8, atol=1e-12)
+            assert_close(conditional.distribution.mean[i, q], mixture.mean[rows, q].mean(), rtol=1e-8, atol=1e-12)
+            assert_close(conditional.distribution.var[i, q], mixture.var[rows, q].mean(), rtol=1e-8, atol=1e-12)
             if SPACE.levels[q]:
-                want = mixture.log_prob[rows, q].mean(0).log_softmax(0)
-                assert_close(given.distribution.log_prob[i, q], want, rtol=1e-8, atol=1e-12)
-    assert (given.log_marginal == 0).all()
+                expected = mixture.log_prob[rows, q].mean(0).log_softmax(0)
+                assert_close(conditional.distribution.log_prob[i, q], expected, rtol=1e-8, atol=1e-12)
+    assert (conditional.log_marginal == 0).all()
 
 
 @pytest.mark.parametrize("time", [0, None])
-def test_prepared_laws_are_normalised_and_static_ones_shared(time):
+def test_conditional_priors_are_normalised_and_static_ones_shared(time):
     t = ragged()
-    law = prior_of(SPACE, [math.inf, 0.7, 1.3, math.inf, math.inf], time).condition(t).distribution
-    assert torch.isfinite(law.mean).all()
-    assert (law.var > 0).all()
+    p = prior_with_rates(SPACE, [math.inf, 0.7, 1.3, math.inf, math.inf], time).condition(t).distribution
+    assert torch.isfinite(p.mean).all()
+    assert (p.var > 0).all()
     for q in SPACE.categorical:
-        assert_close(law.log_prob[:, q].exp().sum(-1), torch.ones(len(t)).double(), rtol=1e-10, atol=0)
-        assert (law.log_prob[:, q, SPACE.levels[q] :] == -torch.inf).all()
-    for p in range(5):
-        own = t.patient == p
-        for part in (law.mean, law.var, law.log_prob):
+        assert_close(p.log_prob[:, q].exp().sum(-1), torch.ones(len(t)).double(), rtol=1e-10, atol=0)
+        assert (p.log_prob[:, q, SPACE.levels[q] :] == -torch.inf).all()
+    for patient in range(5):
+        own = t.patient == patient
+        for part in cases.parts(p):
             assert torch.equal(part[own][:, 3:], part[own][:1, 3:].expand_as(part[own][:, 3:]))
 
 
 def test_rows_with_unknown_time_and_patients_with_one_visit_fall_back_to_the_mixture():
     t = ragged(seed=1)
-    prior = prior_of(SPACE, [math.inf, 0.7, 1.3, math.inf, math.inf])
-    law, mixture = prior.condition(t).distribution, JointPrior(prior.across.mixture).condition(t).distribution
-    alone = ~t.x_mask[:, 0] | (torch.bincount(t.patient)[t.patient] == 1)
-    assert alone.sum() > 3
-    gaps = ~t.x_mask & alone[:, None]
-    assert_close(law.mean[:, 1][gaps[:, 1]], mixture.mean[:, 1][gaps[:, 1]], rtol=1e-8, atol=1e-12)
-    assert_close(law.var[:, 1][gaps[:, 1]], mixture.var[:, 1][gaps[:, 1]], rtol=1e-8, atol=0)
-    assert_close(law.log_prob[:, 2][gaps[:, 2]], mixture.log_prob[:, 2][gaps[:, 2]], rtol=1e-8, atol=1e-12)
-    changed = ~t.x_mask & ~alone[:, None]
-    assert (law.log_prob[:, 2][changed[:, 2]] - mixture.log_prob[:, 2][changed[:, 2]]).abs().max() > 0.1
+    prior = prior_with_rates(SPACE, [math.inf, 0.7, 1.3, math.inf, math.inf])
+    p, mixture = prior.condition(t).distribution, JointPrior(prior.across.mixture).condition(t).distribution
+    without_neighbours = ~t.x_mask[:, 0] | (torch.bincount(t.patient)[t.patient] == 1)
+    assert without_neighbours.sum() > 3
+    gaps = ~t.x_mask & without_neighbours[:, None]
+    assert_close(p.mean[:, 1][gaps[:, 1]], mixture.mean[:, 1][gaps[:, 1]], rtol=1e-8, atol=1e-12)
+    assert_close(p.var[:, 1][gaps[:, 1]], mixture.var[:, 1][gaps[:, 1]], rtol=1e-8, atol=0)
+    assert_close(p.log_prob[:, 2][gaps[:, 2]], mixture.log_prob[:, 2][gaps[:, 2]], rtol=1e-8, atol=1e-12)
+    changed = ~t.x_mask & ~without_neighbours[:, None]
+    assert (p.log_prob[:, 2][changed[:, 2]] - mixture.log_prob[:, 2][changed[:, 2]]).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("time", [0, None])
-def test_independent_columns_are_bridged_only(time):
-    """Where the mixture says nothing beyond the marginals, the law of a gap is its process given its neighbours."""
+def test_independent_columns_use_their_own_process_only(time):
+    """With independent columns, the distribution of a gap is that of its process given its neighbours."""
     t = ragged(seed=2, missing=0.3)
-    marginal = prior_of(SPACE, [math.inf] * 5).marginal
+    marginal = prior_with_rates(SPACE, [math.inf] * 5).marginal
     c = SPACE.continuous
     mixture = Mixture(
         SPACE, torch.zeros(1).double(), marginal.mean[c][None], torch.diag(marginal.var[c])[None],
         marginal.log_prob[SPACE.categorical][None],
     )  # fmt: skip
     rates = torch.tensor([math.inf, 0.7, 1.3, math.inf, math.inf], dtype=torch.float64)
-    law = LongitudinalPrior(mixture, marginal, rates, time).condition(t).distribution
+    p = LongitudinalPrior(mixture, marginal, rates, time).condition(t).distribution
     clock = _clock(t, time)
     for q in (1, 2):
         (first, to), (second, on) = _neighbours(t, clock, q)
@@ -296,26 +299,24 @@ def test_independent_columns_are_bridged_only(time):
                 continue  # tied times
             if q == 2:
                 pi = marginal.log_prob[2].exp()
-                before = pi if to[i].isinf() else jumps(pi, 1.3, to[i])[int(first[i])]
-                after = torch.ones(3) if on[i].isinf() else jumps(pi, 1.3, on[i])[:, int(second[i])]
-                want = before * after / (before * after).sum()
-                assert_close(law.log_prob[i, q].exp(), want, rtol=1e-8, atol=1e-12)
+                before = pi if to[i].isinf() else transition(pi, 1.3, to[i])[int(first[i])]
+                after = torch.ones(3) if on[i].isinf() else transition(pi, 1.3, on[i])[:, int(second[i])]
+                expected = before * after / (before * after).sum()
+                assert_close(p.log_prob[i, q].exp(), expected, rtol=1e-8, atol=1e-12)
             else:
                 near = [(s * d, v) for s, d, v in ((-1, to[i], first[i]), (1, on[i], second[i])) if not d.isinf()]
                 when = torch.tensor([0.0, *(d for d, _ in near)], dtype=torch.float64)
                 value = torch.tensor([v for _, v in near], dtype=torch.float64)
                 k = marginal.var[1] * torch.exp(-0.7 * (when[:, None] - when).abs())
                 gain = k[0, 1:] @ torch.linalg.inv(k[1:, 1:])
-                assert_close(
-                    law.mean[i, 1], marginal.mean[1] + gain @ (value - marginal.mean[1]), rtol=1e-8, atol=1e-10
-                )
-                assert_close(law.var[i, 1], k[0, 0] - gain @ k[1:, 0], rtol=1e-8, atol=0)
+                assert_close(p.mean[i, 1], marginal.mean[1] + gain @ (value - marginal.mean[1]), rtol=1e-8, atol=1e-10)
+                assert_close(p.var[i, 1], k[0, 0] - gain @ k[1:, 0], rtol=1e-8, atol=0)
 
 
 def test_both_sources_are_multiplied_and_the_marginal_divided_out():
     t = ragged(seed=3)
-    prior = prior_of(SPACE, [math.inf, 0.7, 1.3, math.inf, math.inf])
-    law, across = prior.condition(t).distribution, JointPrior(prior.across.mixture).condition(t).distribution
+    prior = prior_with_rates(SPACE, [math.inf, 0.7, 1.3, math.inf, math.inf])
+    p, across = prior.condition(t).distribution, JointPrior(prior.across.mixture).condition(t).distribution
     clock, marginal = _clock(t, 0), prior.marginal
     for q, rate in ((1, 0.7), (2, 1.3)):
         sides = _neighbours(t, clock, q)
@@ -323,9 +324,11 @@ def test_both_sources_are_multiplied_and_the_marginal_divided_out():
         for i in (~t.x_mask[:, q]).nonzero()[:, 0].tolist():
             if q == 2:
                 pi = marginal.log_prob[2].exp()
-                along = _bridge_levels(values[i : i + 1], gaps[i : i + 1], even(pi, rate), pi)[0].clamp_min(1e-12)
-                want = across.log_prob[i, 2].exp() * along / pi
-                assert_close(law.log_prob[i, 2].exp(), want / want.sum(), rtol=1e-8, atol=1e-12)
+                along = _bridge_levels(values[i : i + 1], gaps[i : i + 1], single_rate_matrix(pi, rate), pi)[
+                    0
+                ].clamp_min(1e-12)
+                expected = across.log_prob[i, 2].exp() * along / pi
+                assert_close(p.log_prob[i, 2].exp(), expected / expected.sum(), rtol=1e-8, atol=1e-12)
             else:
                 centre, scale = marginal.mean[1], marginal.var[1]
                 memory = torch.exp(-rate * gaps[i : i + 1])
@@ -336,9 +339,9 @@ def test_both_sources_are_multiplied_and_the_marginal_divided_out():
                     (centre, scale, -1.0),
                 ]
                 precision = sum(sign / v for _, v, sign in parts)
-                assert_close(law.var[i, 1], 1.0 / precision, rtol=1e-8, atol=0)
-                want = sum(sign * m / v for m, v, sign in parts) / precision
-                assert_close(law.mean[i, 1], want, rtol=1e-8, atol=1e-10)
+                assert_close(p.var[i, 1], 1.0 / precision, rtol=1e-8, atol=0)
+                expected = sum(sign * m / v for m, v, sign in parts) / precision
+                assert_close(p.mean[i, 1], expected, rtol=1e-8, atol=1e-10)
 
 
 def test_a_sticky_indicator_is_imputed_far_better_than_by_its_mode():
@@ -354,19 +357,19 @@ def test_a_sticky_indicator_is_imputed_far_better_than_by_its_mode():
 
 def test_an_ou_column_is_imputed_far_better_than_by_its_mean():
     space, t, truth = simulate(None, rate=0.25, patients=200, missing=0.3, seed=5)
-    law = LongitudinalPrior.learn(space, t, 0, seed=0).condition(t).distribution
+    p = LongitudinalPrior.learn(space, t, 0, seed=0).condition(t).distribution
     gaps = ~t.x_mask[:, 1]
-    error = (law.mean[:, 1] - truth)[gaps]
+    error = (p.mean[:, 1] - truth)[gaps]
     assert error.square().mean() < 0.3 * truth[gaps].square().mean()
-    assert 0.8 < (error.square() / law.var[gaps, 1]).mean() < 1.25
+    assert 0.8 < (error.square() / p.var[gaps, 1]).mean() < 1.25
 
 
 def tied(values, rate=1.0):
-    """Three visits of one patient at the same time; the middle one lacks its level."""
+    """Three visits of one patient at the same time; the level of the middle one is missing."""
     space = CovariateSpace(("t", "v"), (0, 2), (False, False))
     x = torch.tensor([[0.0, values[0]], [0.0, 0.0], [0.0, values[1]]], dtype=torch.float64)
     mask = torch.tensor([[True, True], [True, False], [True, True]])
-    return prior_of(space, [math.inf, rate]), table(x, mask, torch.zeros(3, dtype=torch.long))
+    return prior_with_rates(space, [math.inf, rate]), table(x, mask, torch.zeros(3, dtype=torch.long))
 
 
 def test_tied_visits_that_agree_settle_the_level():
@@ -375,23 +378,25 @@ def test_tied_visits_that_agree_settle_the_level():
 
 
 def test_tied_visits_that_disagree_are_handled():
-    """Memory is 1 on both sides, no level is possible, and 0/0 makes the law NaN; so too where the entry is observed,
-    and the posterior's network sees what the prior says of every entry."""
+    """Both neighbours have correlation 1, so that no level is possible: without a lower bound, 0/0 would give NaN. The
+    network of the posterior would receive it, even at observed entries."""
     prior, t = tied([0.0, 1.0])
     assert torch.isfinite(prior.condition(t).distribution.log_prob[1, 1]).all()
 
 
-def test_a_number_without_neighbours_keeps_the_mixtures_wide_law():
-    """A visit in the wide and rare group, independent_noise: the prior should be the mixture's law of that group. The clamp at the
-    stationary precision narrows it, and scales the shift of the mean down by the same factor."""
+def test_a_number_without_neighbours_keeps_the_wide_distribution_of_the_mixture():
+    """A patient with one visit, in a rare group with a large variance: the prior should be the mixture's distribution
+    of that group. Clamping at the stationary precision would narrow it, and scale down the shift of the mean."""
     space = CovariateSpace(("c", "v"), (2, 0), (False, False))
-    g = torch.Generator().manual_seed(0)
+    g = generator(0)
     c = (torch.rand(600, generator=g) < 0.1).double()
     v = torch.where(c == 1, 2.0 + 3.0 * torch.randn(600, generator=g).double(), 0.3 * torch.randn(600, generator=g))
     full = table(torch.stack([c, v], 1), torch.ones(600, 2, dtype=torch.bool), torch.arange(600) // 2)
     prior = LongitudinalPrior.learn(space, full, None, seed=0, components=2)
-    alone = table(torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[True, False]]), torch.zeros(1, dtype=torch.long))
-    law, mixture = prior.condition(alone).distribution, prior.across.condition(alone).distribution
+    single_visit = table(
+        torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[True, False]]), torch.zeros(1, dtype=torch.long)
+    )
+    p, mixture = prior.condition(single_visit).distribution, prior.across.condition(single_visit).distribution
     assert mixture.var[0, 1] > 2.0 * prior.marginal.var[1]
-    assert_close(law.var[0, 1], mixture.var[0, 1], rtol=1e-8, atol=0)
-    assert_close(law.mean[0, 1], mixture.mean[0, 1], rtol=1e-8, atol=0)
+    assert_close(p.var[0, 1], mixture.var[0, 1], rtol=1e-8, atol=0)
+    assert_close(p.mean[0, 1], mixture.mean[0, 1], rtol=1e-8, atol=0)

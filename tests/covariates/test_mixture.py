@@ -5,55 +5,24 @@ import torch
 from torch.distributions import Categorical, MultivariateNormal
 from torch.testing import assert_close
 
-from lacova.covariates.mixture import Mixture
-from lacova.data.covariate_space import CovariateSpace
+from tests.covariates import cases
+from tests.covariates.cases import generator, rows_with_extremes
 
-MIXED = CovariateSpace(("a", "c3", "b", "c2", "d"), (0, 3, 0, 2, 0), (False,) * 5)
-NUMBERS = CovariateSpace(("a", "b", "d"), (0, 0, 0), (False,) * 3)
-CATEGORIES = CovariateSpace(("c3", "c2"), (3, 2), (False,) * 2)
+MIXED, NUMBERS, CATEGORIES = cases.MIXED, cases.NUMBERS, cases.CATEGORIES
 SPACES = pytest.mark.parametrize("space", [MIXED, NUMBERS, CATEGORIES], ids=["mixed", "numbers", "categories"])
 
 
-def toy(space, components=3, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    k, j = len(space.continuous), len(space.categorical)
-    root = torch.randn(components, k, k, generator=g, dtype=torch.float64)
-    level = torch.randn(components, j, space.max_levels, generator=g, dtype=torch.float64)
-    for i, q in enumerate(space.categorical):
-        level[:, i, space.levels[q] :] = -torch.inf
-    return Mixture(
-        space, torch.randn(components, generator=g, dtype=torch.float64).log_softmax(0),
-        1.5 * torch.randn(components, k, generator=g, dtype=torch.float64),
-        root @ root.mT + 0.3 * torch.eye(k, dtype=torch.float64), level.log_softmax(-1),
-    )  # fmt: skip
-
-
-def rows(space, n=12, missing=0.5, seed=0):
-    """Rows with gaps; the first is complete and the second is empty."""
-    g = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, len(space.names), generator=g, dtype=torch.float64)
-    for q in space.categorical:
-        x[:, q] = torch.randint(space.levels[q], (n,), generator=g).double()
-    mask = torch.rand(x.shape, generator=g) > missing
-    mask[0], mask[1] = True, False
-    return torch.where(mask, x, 0.0), mask
-
-
-def noise():
-    return torch.Generator().manual_seed(0)
-
-
-def reference(mixture, x, seen):
-    """One row by explicit blocks: log p(x_o), p(c | x_o), and mean and covariance of the numbers per component."""
+def reference(mixture, x, observed):
+    """Condition one row by explicit blocks: log p(x_o), p(c | x_o), and mean and covariance of each component."""
     space = mixture.space
-    o = [i for i, q in enumerate(space.continuous) if seen[q]]
-    u = [i for i, q in enumerate(space.continuous) if not seen[q]]
+    o = [i for i, q in enumerate(space.continuous) if observed[q]]
+    u = [i for i, q in enumerate(space.continuous) if not observed[q]]
     value = x[space.continuous]
     joint, means, covariances = [], [], []
     for c in range(len(mixture)):
         mu, sigma = mixture.mean[c], mixture.covariance[c]
         log_p = mixture.log_weight[c].clone()
-        mean, covariance = torch.where(seen[space.continuous], value, mu), torch.zeros_like(sigma)
+        mean, covariance = torch.where(observed[space.continuous], value, mu), torch.zeros_like(sigma)
         if o:
             log_p += MultivariateNormal(mu[o], sigma[o][:, o]).log_prob(value[o])
             gain = sigma[u][:, o] @ torch.linalg.inv(sigma[o][:, o])
@@ -64,7 +33,7 @@ def reference(mixture, x, seen):
             for second in u:
                 covariance[first, second] = sigma[first, second] - gain[i] @ sigma[o][:, second]
         for j, q in enumerate(space.categorical):
-            if seen[q]:
+            if observed[q]:
                 log_p += Categorical(logits=mixture.log_level[c, j, : space.levels[q]]).log_prob(x[q])
         joint.append(log_p)
         means.append(mean)
@@ -74,6 +43,7 @@ def reference(mixture, x, seen):
 
 
 def total_moments(weight, mean, covariance):
+    """Mean and covariance of a mixture of normals."""
     centre = weight @ mean
     gap = mean - centre
     return centre, torch.einsum("c,ckl->kl", weight, covariance + gap[:, :, None] * gap[:, None, :])
@@ -81,7 +51,7 @@ def total_moments(weight, mean, covariance):
 
 @SPACES
 def test_log_density_is_a_sum_over_components(space):
-    mixture, (x, _) = toy(space), rows(space)
+    mixture, (x, _) = cases.mixture(space), rows_with_extremes(space)
     for i in range(len(x)):
         terms = []
         for c in range(len(mixture)):
@@ -98,25 +68,25 @@ def test_log_density_is_a_sum_over_components(space):
 @SPACES
 @pytest.mark.parametrize("missing", [0.2, 0.5, 0.8])
 def test_conditionals_equal_explicit_blocks(space, missing):
-    mixture, (x, mask) = toy(space), rows(space, missing=missing, n=25)
-    given = mixture.condition(x, mask)
+    mixture, (x, mask) = cases.mixture(space), rows_with_extremes(space, missing=missing, n=25)
+    conditional = mixture.condition(x, mask)
     for i in range(len(x)):
         log_marginal, weight, mean, covariance = reference(mixture, x[i], mask[i])
-        assert_close(given.log_marginal[i], log_marginal, rtol=1e-8, atol=1e-12)
-        assert_close(given.log_weight[i].exp(), weight, rtol=1e-8, atol=1e-14)
-        assert_close(given.mean[i], mean, rtol=1e-8, atol=1e-12)
-        assert_close(given.covariance[given.pattern[i]], covariance, rtol=1e-8, atol=1e-12)
+        assert_close(conditional.log_marginal[i], log_marginal, rtol=1e-8, atol=1e-12)
+        assert_close(conditional.log_weight[i].exp(), weight, rtol=1e-8, atol=1e-14)
+        assert_close(conditional.mean[i], mean, rtol=1e-8, atol=1e-12)
+        assert_close(conditional.covariance[conditional.pattern[i]], covariance, rtol=1e-8, atol=1e-12)
 
 
 def test_values_at_gaps_do_not_matter():
-    mixture, (x, mask) = toy(MIXED), rows(MIXED)
+    mixture, (x, mask) = cases.mixture(MIXED), rows_with_extremes(MIXED)
     one, other = mixture.condition(x, mask), mixture.condition(torch.where(mask, x, 1.0), mask)
     for name in ("log_weight", "mean", "covariance", "log_marginal"):
         assert torch.equal(getattr(one, name), getattr(other, name))
 
 
 def test_conditionals_equal_integration_on_a_grid():
-    mixture = toy(MIXED)
+    mixture = cases.mixture(MIXED)
     x = torch.tensor([[0.0, 0.0, 0.7, 1.0, 0.0]], dtype=torch.float64)
     mask = torch.tensor([[False, False, True, True, False]])
     axis, step = torch.arange(-27.0, 27.0, 0.15, dtype=torch.float64), 0.15
@@ -125,81 +95,83 @@ def test_conditionals_equal_integration_on_a_grid():
     grid[..., 0], grid[..., 1], grid[..., 4] = a, level, d
     density = mixture.log_density(grid).exp() * step**2
     total = density.sum()
-    given = mixture.condition(x, mask)
-    distribution = mixture.distribution(given)
-    assert_close(given.log_marginal[0], total.log(), rtol=1e-8, atol=1e-10)
+    conditional = mixture.condition(x, mask)
+    distribution = mixture.distribution(conditional)
+    assert_close(conditional.log_marginal[0], total.log(), rtol=1e-8, atol=1e-10)
     assert_close(distribution.log_prob[0, 1].exp(), density.sum((1, 2)) / total, rtol=1e-8, atol=0)
     for q, value in ((0, a), (4, d)):
         mean = (density * value).sum() / total
         assert_close(distribution.mean[0, q], mean, rtol=1e-8, atol=1e-10)
         assert_close(distribution.var[0, q], (density * (value - mean) ** 2).sum() / total, rtol=1e-8, atol=0)
-    _, covariance = total_moments(given.log_weight[0].exp(), given.mean[0], given.covariance[0])
-    want = (density * a * d).sum() / total - distribution.mean[0, 0] * distribution.mean[0, 4]
-    assert_close(covariance[0, 2], want, rtol=1e-8, atol=1e-10)
+    _, covariance = total_moments(conditional.log_weight[0].exp(), conditional.mean[0], conditional.covariance[0])
+    expected = (density * a * d).sum() / total - distribution.mean[0, 0] * distribution.mean[0, 4]
+    assert_close(covariance[0, 2], expected, rtol=1e-8, atol=1e-10)
 
 
 @SPACES
 def test_marginal_times_conditional_is_the_joint(space):
-    """log p(x_o) + log p(x_u | x_o) = log p(x), the conditional written as the mixture that `condition` says it is."""
-    mixture, (x, mask) = toy(space), rows(space)
-    given = mixture.condition(x, mask)
-    full = mixture.draw(given, x, mask, 1, noise())[0]
+    """log p(x_o) + log p(x_u | x_o) = log p(x), with the conditional as the mixture that `condition` returns."""
+    mixture, (x, mask) = cases.mixture(space), rows_with_extremes(space)
+    conditional = mixture.condition(x, mask)
+    full = mixture.draw(conditional, x, mask, 1, generator())[0]
     for i in range(len(x)):
         u = [k for k, q in enumerate(space.continuous) if not mask[i, q]]
-        terms = given.log_weight[i].clone()
+        terms = conditional.log_weight[i].clone()
         for c in range(len(mixture)):
             if u:
-                covariance = given.covariance[given.pattern[i], c][u][:, u]
-                terms[c] += MultivariateNormal(given.mean[i, c, u], covariance).log_prob(full[i, space.continuous][u])
+                covariance = conditional.covariance[conditional.pattern[i], c][u][:, u]
+                terms[c] += MultivariateNormal(conditional.mean[i, c, u], covariance).log_prob(
+                    full[i, space.continuous][u]
+                )
             for j, q in enumerate(space.categorical):
                 terms[c] += 0.0 if mask[i, q] else mixture.log_level[c, j, int(full[i, q])]
-        want = mixture.log_density(full[i])
-        assert_close(given.log_marginal[i] + terms.logsumexp(0), want, rtol=1e-8, atol=1e-10)
+        expected = mixture.log_density(full[i])
+        assert_close(conditional.log_marginal[i] + terms.logsumexp(0), expected, rtol=1e-8, atol=1e-10)
 
 
 @SPACES
 def test_empty_rows_have_the_prior_and_complete_rows_keep_their_values(space):
-    mixture, (x, mask) = toy(space), rows(space)
-    given = mixture.condition(x, mask)
-    distribution = mixture.distribution(given)
-    assert_close(given.log_marginal[0], mixture.log_density(x[0]), rtol=1e-8, atol=0)
-    assert given.log_marginal[1].abs() < 1e-12
-    assert_close(given.log_weight[1], mixture.log_weight)
-    assert_close(given.mean[1], mixture.mean)
-    assert_close(given.covariance[given.pattern[1]], mixture.covariance, rtol=1e-8, atol=1e-12)
-    assert (given.covariance[given.pattern[0]] == 0).all()
+    mixture, (x, mask) = cases.mixture(space), rows_with_extremes(space)
+    conditional = mixture.condition(x, mask)
+    distribution = mixture.distribution(conditional)
+    assert_close(conditional.log_marginal[0], mixture.log_density(x[0]), rtol=1e-8, atol=0)
+    assert conditional.log_marginal[1].abs() < 1e-12
+    assert_close(conditional.log_weight[1], mixture.log_weight)
+    assert_close(conditional.mean[1], mixture.mean)
+    assert_close(conditional.covariance[conditional.pattern[1]], mixture.covariance, rtol=1e-8, atol=1e-12)
+    assert (conditional.covariance[conditional.pattern[0]] == 0).all()
     assert_close(distribution.mean[0, space.continuous], x[0, space.continuous], rtol=1e-8, atol=0)
-    assert torch.equal(mixture.draw(given, x, mask, 3, noise())[:, 0], x[0].expand(3, -1))
+    assert torch.equal(mixture.draw(conditional, x, mask, 3, generator())[:, 0], x[0].expand(3, -1))
     for j, q in enumerate(space.categorical):
         prior = (mixture.log_weight.exp()[:, None] * mixture.log_level[:, j].exp()).sum(0)
         assert_close(distribution.log_prob[1, q].exp(), prior, rtol=1e-8, atol=0)
 
 
 def test_no_level_beyond_a_columns_own():
-    mixture, (x, mask) = toy(MIXED), rows(MIXED)
-    given = mixture.condition(x, mask)
-    assert (mixture.distribution(given).log_prob[:, 3, 2:] == -torch.inf).all()
-    assert mixture.draw(given, x, mask, 2_000, noise())[..., 3].max() == 1
+    mixture, (x, mask) = cases.mixture(MIXED), rows_with_extremes(MIXED)
+    conditional = mixture.condition(x, mask)
+    assert (mixture.distribution(conditional).log_prob[:, 3, 2:] == -torch.inf).all()
+    assert mixture.draw(conditional, x, mask, 2_000, generator())[..., 3].max() == 1
 
 
 @SPACES
-def test_belief_and_conditionals_have_the_moments_of_draws(space):
-    mixture, (x, mask) = toy(space), rows(space, n=4)
-    given = mixture.condition(x, mask)
-    distribution, draws = mixture.distribution(given), 200_000
-    full = mixture.draw(given, x, mask, draws, noise())
+def test_marginals_and_conditionals_have_the_moments_of_draws(space):
+    mixture, (x, mask) = cases.mixture(space), rows_with_extremes(space, n=4)
+    conditional = mixture.condition(x, mask)
+    distribution, draws = mixture.distribution(conditional), 200_000
+    full = mixture.draw(conditional, x, mask, draws, generator())
     assert torch.equal(full[:, mask], x[mask].expand(draws, -1))
     for i in range(len(x)):
         _, weight, mean, covariance = reference(mixture, x[i], mask[i])
         for q in (~mask[i]).nonzero()[:, 0].tolist():
             value = full[:, i, q]
             if space.levels[q]:
-                share = (value[:, None] == torch.arange(space.max_levels)).double().mean(0)
-                assert_close(share, distribution.log_prob[i, q].exp(), rtol=0, atol=0.006)
+                frequency = (value[:, None] == torch.arange(space.max_levels)).double().mean(0)
+                assert_close(frequency, distribution.log_prob[i, q].exp(), rtol=0, atol=0.006)
             else:
                 assert (value.mean() - distribution.mean[i, q]).abs() < 5 * (distribution.var[i, q] / draws).sqrt()
                 assert_close(value.var(), distribution.var[i, q], rtol=0.03, atol=0)
-        # Between the columns of one row: component by component, then mixed.
+        # Covariances between the columns of one row.
         centre, between = total_moments(weight, mean, covariance)
         if space.continuous:
             numbers = full[:, i, space.continuous]
@@ -207,9 +179,9 @@ def test_belief_and_conditionals_have_the_moments_of_draws(space):
         for j, q in enumerate(space.categorical):
             if not mask[i, q] and space.continuous:
                 hot = (full[:, i, q, None] == torch.arange(space.levels[q])).double()
-                level = mixture.log_level[:, j, : space.levels[q]].exp()
-                want = torch.einsum("c,cv,ck->vk", weight, level, mean - centre)
-                assert_close(hot.T @ (numbers - centre) / draws, want, rtol=0, atol=0.03)
+                probs = mixture.log_level[:, j, : space.levels[q]].exp()
+                expected = torch.einsum("c,cv,ck->vk", weight, probs, mean - centre)
+                assert_close(hot.T @ (numbers - centre) / draws, expected, rtol=0, atol=0.03)
     if space is MIXED:
         hot3, hot2 = full[:, 1, 1, None] == torch.arange(3), full[:, 1, 3, None] == torch.arange(2)
         joint = torch.einsum("c,cv,cw->vw", mixture.log_weight.exp(), *mixture.log_level.exp().unbind(1))[:, :2]
@@ -218,7 +190,7 @@ def test_belief_and_conditionals_have_the_moments_of_draws(space):
 
 @pytest.mark.parametrize("space", [MIXED, NUMBERS], ids=["mixed", "numbers"])
 def test_gradient_of_the_log_density(space):
-    mixture, (x, _) = toy(space), rows(space, n=5)
+    mixture, (x, _) = cases.mixture(space), rows_with_extremes(space, n=5)
 
     def density(numbers):
         full = x.clone()

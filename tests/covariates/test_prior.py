@@ -1,4 +1,4 @@
-"""Priors of the covariates: what they learn, and a KL that is the exact one on average."""
+"""Covariate priors: what they learn, and a KL that equals the exact one on average."""
 
 import itertools
 import math
@@ -18,39 +18,26 @@ from lacova.covariates.scenarios import complete
 from lacova.data.batches import Batch
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import FactorisedDistribution
-from lacova.data.encoder import Table
 from tests.covariates import cases
-from tests.covariates.test_mixture import CATEGORIES, MIXED, rows, toy
+from tests.covariates.cases import CATEGORIES, MIXED, as_table, generator, rows_with_extremes, table
 
 NODES, WEIGHTS = (torch.tensor(v) for v in np.polynomial.hermite_e.hermegauss(120))
 WEIGHTS = WEIGHTS / WEIGHTS.sum()
 
 
-def noise(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def table(x, mask, patient=None):
-    y = torch.zeros(len(x), 1, dtype=x.dtype)
-    return Table(y, y.bool(), torch.where(mask, x, 0.0), mask, patient, ())
-
-
-def as_table(b):
-    return Table(b.y, b.y_mask, b.x, b.x_mask, b.patient, ())
-
-
 def joint_batch(space, gaps, mixture=None):
-    """Rows with the given gaps, each a patient of its own, prepared by a joint prior."""
+    """A joint prior, and rows with these gaps, each a patient of its own, with their conditional prior."""
     gaps = torch.as_tensor(gaps)
-    x = rows(space, n=len(gaps) + 1, seed=3)[0][:-1]
-    prior = JointPrior(mixture or toy(space))
+    x = rows_with_extremes(space, n=len(gaps) + 1, seed=3)[0][:-1]
+    prior = JointPrior(mixture or cases.mixture(space))
     t = table(x, ~gaps)
     return prior, Batch(t.y, t.y_mask, t.x, t.x_mask, torch.arange(len(x)), conditional_prior=prior.condition(t))
 
 
 def sampled_kl(prior, q, b, samples=1, seed=0):
-    s = complete(q, b, prior.space, couple=False, samples=samples, generator=noise(seed))
-    return prior.kl(q, s, b)
+    """The prior's KL over scenarios of the batch."""
+    scenarios = complete(q, b, prior.space, couple=False, samples=samples, generator=generator(seed))
+    return prior.kl(q, scenarios, b)
 
 
 def exact_kl(prior, q, b):
@@ -72,16 +59,17 @@ def exact_kl(prior, q, b):
             for c, code in zip(levels, codes, strict=True):
                 x[c] = code
                 log_q = log_q + q.log_prob[i, c, code]
-            share = log_q.exp()
+            probability = log_q.exp()
             if number is None:
                 log_p = prior.mixture.log_density(x)
-                total = total + share * (log_q - log_p)
+                total = total + probability * (log_q - log_p)
                 evidence = evidence + log_p.exp()
                 continue
-            law = Normal(q.mean[i, number], q.var[i, number].sqrt())
-            points = law.mean + law.stddev * NODES
+            normal = Normal(q.mean[i, number], q.var[i, number].sqrt())
+            points = normal.mean + normal.stddev * NODES
             at = torch.where(torch.arange(len(x)) == number, points[:, None], x)
-            total = total + share * (WEIGHTS * (log_q + law.log_prob(points) - prior.mixture.log_density(at))).sum()
+            log_ratio = log_q + normal.log_prob(points) - prior.mixture.log_density(at)
+            total = total + probability * (WEIGHTS * log_ratio).sum()
             on_grid = torch.where(torch.arange(len(x)) == number, axis[:, None], x)
             evidence = evidence + prior.mixture.log_density(on_grid).exp().sum() * 0.1
         total = total + torch.log(evidence)
@@ -115,42 +103,44 @@ def test_every_row_counts_where_nothing_is_static_or_there_is_no_patient():
     assert FactorisedPrior.learn(space, table(x * 0.0, mask)).var == MIN_VARIANCE
 
 
-def test_factorised_prior_says_the_same_of_every_row():
+def test_factorised_prior_is_the_same_for_every_row():
     b = cases.batch(missing=0.5)
     prior = FactorisedPrior.learn(cases.SPACE, as_table(cases.batch((20,) * 3, 0.3, seed=2)))
-    given = prior.condition(as_table(b))
-    b = replace(b, conditional_prior=given)
+    conditional = prior.condition(as_table(b))
+    b = replace(b, conditional_prior=conditional)
     for i in range(len(b)):
-        assert torch.equal(given.distribution.mean[i], prior.mean)
-        assert torch.equal(given.distribution.var[i], prior.var)
-        assert torch.equal(given.distribution.log_prob[i], prior.log_prob)
-    assert (given.log_marginal == 0).all()
+        assert torch.equal(conditional.distribution.mean[i], prior.mean)
+        assert torch.equal(conditional.distribution.var[i], prior.var)
+        assert torch.equal(conditional.distribution.log_prob[i], prior.log_prob)
+    assert (conditional.log_marginal == 0).all()
 
     q = cases.distribution(b)
-    scenarios = complete(q, b, cases.SPACE, couple=False, samples=1, generator=noise())
-    assert_close(prior.kl(q, scenarios, b), factorised.kl(q, given.distribution, b, cases.SPACE), rtol=1e-12, atol=0)
-    x = prior.draw(b, 5_000, noise())
+    scenarios = complete(q, b, cases.SPACE, couple=False, samples=1, generator=generator())
+    assert_close(
+        prior.kl(q, scenarios, b), factorised.kl(q, conditional.distribution, b, cases.SPACE), rtol=1e-12, atol=0
+    )
+    x = prior.draw(b, 5_000, generator())
     assert torch.equal(x[:, b.x_mask], b.x[b.x_mask].expand(5_000, -1))
     density = prior.log_density(x, b)
     for i in range(len(b)):
-        want = torch.zeros(5_000, dtype=torch.float64)
+        expected = torch.zeros(5_000, dtype=torch.float64)
         for c in (~b.x_mask[i]).nonzero()[:, 0].tolist():
             if cases.SPACE.levels[c]:
-                law = Categorical(logits=prior.log_prob[c])
+                distribution = Categorical(logits=prior.log_prob[c])
                 share = (x[:, i, c, None] == torch.arange(3)).double().mean(0)
-                assert_close(share, law.probs, rtol=0, atol=0.03)
+                assert_close(share, distribution.probs, rtol=0, atol=0.03)
             else:
-                law = Normal(prior.mean[c], prior.var[c].sqrt())
-                assert (x[:, i, c].mean() - law.mean).abs() < 5 * law.stddev / math.sqrt(5_000)
-                assert_close(x[:, i, c].var(), law.variance, rtol=0.1, atol=0)
-            want += law.log_prob(x[:, i, c])
-        assert_close(density[:, i], want, rtol=1e-8, atol=1e-10)
+                distribution = Normal(prior.mean[c], prior.var[c].sqrt())
+                assert (x[:, i, c].mean() - distribution.mean).abs() < 5 * distribution.stddev / math.sqrt(5_000)
+                assert_close(x[:, i, c].var(), distribution.variance, rtol=0.1, atol=0)
+            expected += distribution.log_prob(x[:, i, c])
+        assert_close(density[:, i], expected, rtol=1e-8, atol=1e-10)
 
 
-def test_a_batch_that_was_not_prepared_is_refused():
+def test_a_batch_without_a_conditional_prior_is_refused():
     b = cases.batch()
-    with pytest.raises(ValueError, match="has not been prepared"):
-        FactorisedPrior.learn(cases.SPACE, as_table(b)).draw(b, 1, noise())
+    with pytest.raises(ValueError, match=r"has no conditional prior: call CovariatePrior\.condition"):
+        FactorisedPrior.learn(cases.SPACE, as_table(b)).draw(b, 1, generator())
 
 
 @pytest.mark.parametrize("space", [MIXED, CATEGORIES], ids=["mixed", "categories"])
@@ -180,13 +170,13 @@ def test_joint_kl_and_its_gradient_are_unbiased(gaps):
     assert_close(average, exact, rtol=0, atol=0.03)
     leaves = [mean, log_var, logits] if any(gaps[c] for c in MIXED.categorical) else [mean, log_var]
     for leaf in leaves:
-        want = torch.autograd.grad(exact, leaf, retain_graph=True)[0]
-        assert want.abs().max() > 0.1
-        assert_close(torch.autograd.grad(average, leaf, retain_graph=True)[0], want, rtol=0, atol=0.05)
+        expected = torch.autograd.grad(exact, leaf, retain_graph=True)[0]
+        assert expected.abs().max() > 0.1
+        assert_close(torch.autograd.grad(average, leaf, retain_graph=True)[0], expected, rtol=0, atol=0.05)
 
 
 def test_few_samples_give_the_exact_kl_on_average():
-    """A single sample is noisy; its mean over many is not. Each single row repeated counts as another sample."""
+    """One sample has a large variance, the mean over many does not. Copies of one row serve as samples."""
     prior, b = joint_batch(MIXED, [[True, True, False, False, False]] * 4_000)
     one = torch.zeros(4_000, dtype=torch.long)
     b = replace(b, x=b.x[one], x_mask=b.x_mask[one], conditional_prior=b.conditional_prior.take(one))
@@ -201,45 +191,45 @@ def test_complete_rows_add_nothing_to_the_joint_kl():
     assert sampled_kl(prior, cases.distribution(b, MIXED), b) == 0.0
     gaps[2:, 1] = True
     prior, b = joint_batch(MIXED, gaps)
-    q, some = cases.distribution(b, MIXED), ~b.x_mask.all(1)
-    assert_close(sampled_kl(prior, q, b), sampled_kl(prior, q.take(some), b.take(some)), rtol=1e-8, atol=0)
+    q, incomplete = cases.distribution(b, MIXED), ~b.x_mask.all(1)
+    assert_close(sampled_kl(prior, q, b), sampled_kl(prior, q.take(incomplete), b.take(incomplete)), rtol=1e-8, atol=0)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_joint_kl_is_zero_for_the_posterior_itself_and_positive_otherwise(seed):
+def test_joint_kl_is_zero_for_the_conditional_prior_itself_and_positive_otherwise(seed):
     prior, b = joint_batch(MIXED, [[False, True, False, False, False], [False, False, False, True, False]])
     assert abs(sampled_kl(prior, b.conditional_prior.distribution, b)) < 1e-12
     assert sampled_kl(prior, cases.distribution(b, MIXED, seed=seed), b) > 0
-    prior, b = joint_batch(MIXED, ~rows(MIXED, n=20, seed=seed)[1])
+    prior, b = joint_batch(MIXED, ~rows_with_extremes(MIXED, n=20, seed=seed)[1])
     assert sampled_kl(prior, cases.distribution(b, MIXED, seed=seed), b, samples=2_000) > 0
     assert sampled_kl(prior, b.conditional_prior.distribution, b, samples=2_000) > -0.2
 
 
 def test_joint_kl_of_independent_columns_is_the_analytic_one(monkeypatch):
-    """Two opposite samples integrate the squares of independent normals exactly."""
-    one = toy(MIXED, components=1)
+    """Two samples at ±1 integrate the squares of independent normals exactly."""
+    one = cases.mixture(MIXED, components=1)
     diagonal = Mixture(MIXED, one.log_weight, one.mean, torch.diag_embed(one.covariance.diagonal(dim1=1, dim2=2)),
                        one.log_level)  # fmt: skip
-    prior, b = joint_batch(MIXED, ~rows(MIXED, n=8, seed=1)[1], diagonal)
+    prior, b = joint_batch(MIXED, ~rows_with_extremes(MIXED, n=8, seed=1)[1], diagonal)
     q = cases.distribution(b, MIXED)
-    ends = torch.tensor([1.0, -1.0]).double()[:, None, None]
-    monkeypatch.setattr(torch, "randn", lambda samples, *shape, **_: ends.expand(samples, *shape))
+    two_points = torch.tensor([1.0, -1.0]).double()[:, None, None]
+    monkeypatch.setattr(torch, "randn", lambda samples, *shape, **_: two_points.expand(samples, *shape))
     average = sampled_kl(prior, q, b, samples=2)
-    want = 0.0
+    expected = 0.0
     for i, c in (~b.x_mask).nonzero().tolist():
         if MIXED.levels[c]:
             p = Categorical(logits=one.log_level[0, MIXED.categorical.index(c), : MIXED.levels[c]])
-            want += kl_divergence(Categorical(logits=q.log_prob[i, c, : MIXED.levels[c]]), p)
+            expected += kl_divergence(Categorical(logits=q.log_prob[i, c, : MIXED.levels[c]]), p)
         else:
             k = MIXED.continuous.index(c)
             p = Normal(one.mean[0, k], one.covariance[0, k, k].sqrt())
-            want += kl_divergence(Normal(q.mean[i, c], q.var[i, c].sqrt()), p)
-    assert_close(average, want, rtol=1e-8, atol=0)
+            expected += kl_divergence(Normal(q.mean[i, c], q.var[i, c].sqrt()), p)
+    assert_close(average, expected, rtol=1e-8, atol=0)
     assert_close(average, factorised.kl(q, b.conditional_prior.distribution, b, MIXED), rtol=1e-8, atol=0)
 
 
 def test_gradient_of_the_joint_kl_reaches_gaps_only():
-    prior, b = joint_batch(MIXED, ~rows(MIXED, n=10, seed=2)[1])
+    prior, b = joint_batch(MIXED, ~rows_with_extremes(MIXED, n=10, seed=2)[1])
     start = cases.distribution(b, MIXED)
     mean, var = start.mean.clone().requires_grad_(), start.var.clone().requires_grad_()
     logits = torch.where(start.log_prob.isneginf(), 0.0, start.log_prob).requires_grad_()
@@ -256,7 +246,7 @@ def test_gradient_of_the_joint_kl_reaches_gaps_only():
 def test_joint_log_density_is_normalised_and_has_the_ratios_of_the_joint():
     gaps = [[False] * 5, [True, True, False, False, True], [False, True, False, True, False], [True] * 5]
     prior, b = joint_batch(MIXED, gaps)
-    x = prior.draw(b, 6, noise())
+    x = prior.draw(b, 6, generator())
     log_p, joint = prior.log_density(x, b), prior.mixture.log_density(x)
     assert (log_p[:, 0] == 0).all()
     assert_close(log_p[1:, 1:] - log_p[:1, 1:], joint[1:, 1:] - joint[:1, 1:], rtol=1e-8, atol=1e-10)
@@ -269,64 +259,54 @@ def test_joint_log_density_is_normalised_and_has_the_ratios_of_the_joint():
     assert_close(prior.log_density(grid, b)[:, 1].exp().sum() * 0.04, torch.ones(()).double(), rtol=1e-6, atol=0)
 
 
-def test_joint_draws_have_the_prepared_law_and_keep_observed_entries():
-    prior, b = joint_batch(MIXED, ~rows(MIXED, n=5, seed=4)[1])
+def test_joint_draws_have_the_conditional_distribution_and_keep_observed_entries():
+    prior, b = joint_batch(MIXED, ~rows_with_extremes(MIXED, n=5, seed=4)[1])
     draws = 50_000
-    x = prior.draw(b, draws, noise())
+    x = prior.draw(b, draws, generator())
     assert torch.equal(x[:, b.x_mask], b.x[b.x_mask].expand(draws, -1))
-    law = b.conditional_prior.distribution
+    p = b.conditional_prior.distribution
     for i, c in (~b.x_mask).nonzero().tolist():
         if MIXED.levels[c]:
             share = (x[:, i, c, None] == torch.arange(3)).double().mean(0)
-            assert_close(share, law.log_prob[i, c].exp(), rtol=0, atol=0.012)
+            assert_close(share, p.log_prob[i, c].exp(), rtol=0, atol=0.012)
         else:
-            assert (x[:, i, c].mean() - law.mean[i, c]).abs() < 5 * (law.var[i, c] / draws).sqrt()
-            assert_close(x[:, i, c].var(), law.var[i, c], rtol=0.05, atol=0)
+            assert (x[:, i, c].mean() - p.mean[i, c]).abs() < 5 * (p.var[i, c] / draws).sqrt()
+            assert_close(x[:, i, c].var(), p.var[i, c], rtol=0.05, atol=0)
 
 
-def test_joint_prior_is_prepared_in_pieces_in_the_tables_precision(monkeypatch):
-    prior, b = joint_batch(MIXED, ~rows(MIXED, n=30)[1])
+def test_joint_prior_conditions_in_chunks_in_the_precision_of_the_table(monkeypatch):
+    prior, b = joint_batch(MIXED, ~rows_with_extremes(MIXED, n=30)[1])
     monkeypatch.setattr(Mixture, "chunk", lambda self: 7)
-    pieces = prior.condition(as_table(b))
-    for name in ("mean", "var", "log_prob"):
-        assert_close(
-            getattr(pieces.distribution, name), getattr(b.conditional_prior.distribution, name), rtol=1e-8, atol=1e-10
-        )
-    assert_close(pieces.log_marginal, b.conditional_prior.log_marginal, rtol=1e-8, atol=1e-10)
+    chunked = prior.condition(as_table(b))
+    pairs = zip(cases.parts(chunked.distribution), cases.parts(b.conditional_prior.distribution), strict=True)
+    for one, other in pairs:
+        assert_close(one, other, rtol=1e-8, atol=1e-10)
+    assert_close(chunked.log_marginal, b.conditional_prior.log_marginal, rtol=1e-8, atol=1e-10)
     single = prior.condition(replace(as_table(b), x=b.x.float()))
-    assert (
-        single.distribution.mean.dtype
-        == single.distribution.log_prob.dtype
-        == single.log_marginal.dtype
-        == torch.float32
-    )
+    tensors = (*cases.parts(single.distribution), single.log_marginal)
+    assert {tensor.dtype for tensor in tensors} == {torch.float32}
     batch = replace(b, x=b.x.float(), conditional_prior=single)
     assert sampled_kl(prior, cases.distribution(b, MIXED).to(torch.float32), batch).dtype == torch.float32
-    assert prior.draw(batch, 2, noise()).dtype == torch.float32
+    assert prior.draw(batch, 2, generator()).dtype == torch.float32
 
 
 def test_joint_prior_learns_dependence_between_columns():
-    x, mask = rows(MIXED, n=400, missing=0.3, seed=6)
-    full = torch.randn(400, generator=noise()).double()
+    x, mask = rows_with_extremes(MIXED, n=400, missing=0.3, seed=6)
+    full = torch.randn(400, generator=generator()).double()
     x[:, 0], x[:, 2], x[:, 3] = full, -full, (full > 0).double()
     t = table(x, mask)
     prior = JointPrior.learn(MIXED, t, seed=0)
-    law = prior.condition(t).distribution
+    p = prior.condition(t).distribution
     only_b = ~mask[:, 0] & mask[:, 2]
-    assert (law.mean[only_b, 0] - full[only_b]).abs().mean() < 0.3
-    level = ~mask[:, 3] & mask[:, 0]
-    assert ((law.log_prob[level, 3].argmax(-1) == x[level, 3]).double().mean()) > 0.85
-
-
-def completed(n=300, seed=11):
-    b = cases.batch((3,) * (n // 3), 0.0, seed)
-    return Table(b.y, b.y_mask, b.x, b.x_mask, b.patient, tuple(range(n // 3)))
+    assert (p.mean[only_b, 0] - full[only_b]).abs().mean() < 0.3
+    only_a = ~mask[:, 3] & mask[:, 0]
+    assert ((p.log_prob[only_a, 3].argmax(-1) == x[only_a, 3]).double().mean()) > 0.85
 
 
 def test_an_update_makes_the_completed_covariates_more_likely():
-    before = completed(seed=11)
+    before = cases.patients_table(100, 0.0, seed=11)
     prior = JointPrior.learn(cases.SPACE, before, seed=0, components=3)
-    after = completed(seed=12)
+    after = cases.patients_table(100, 0.0, seed=12)
     after = replace(after, x=torch.where(torch.tensor(cases.SPACE.levels) == 0, after.x * 0.5 + 1.0, after.x))
     likelihood = [float(prior.mixture.log_density(after.x).sum())]
     for _ in range(3):
@@ -337,15 +317,15 @@ def test_an_update_makes_the_completed_covariates_more_likely():
 
 
 def test_updates_of_the_other_priors():
-    before, after = completed(seed=11), completed(seed=12)
+    before, after = cases.patients_table(100, 0.0, seed=11), cases.patients_table(100, 0.0, seed=12)
     prior = FactorisedPrior.learn(cases.SPACE, before)
     prior.update(after)
-    want = FactorisedPrior.learn(cases.SPACE, after)
-    assert_close(prior.mean, want.mean)
-    assert_close(prior.log_prob, want.log_prob)
+    expected = FactorisedPrior.learn(cases.SPACE, after)
+    assert_close(prior.mean, expected.mean)
+    assert_close(prior.log_prob, expected.log_prob)
     along = LongitudinalPrior.learn(cases.SPACE, before, 0, seed=0, components=2)
     rates, across = along.rates.clone(), along.across.mixture.mean.clone()
     along.update(after)
     assert torch.equal(along.rates, rates)
-    assert_close(along.marginal.mean, want.mean)
+    assert_close(along.marginal.mean, expected.mean)
     assert not torch.equal(along.across.mixture.mean, across)

@@ -1,3 +1,5 @@
+"""Expectations over scenarios: against enumeration, quadrature and exact gradients."""
+
 import itertools
 import math
 
@@ -11,26 +13,23 @@ from lacova.covariates.scenarios import complete
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import FactorisedDistribution
 from tests.covariates import cases
+from tests.covariates.cases import generator
 
-CATS = CovariateSpace(("c3", "c2", "s2"), (3, 2, 2), (False, False, True))
-
-
-def noise():
-    return torch.Generator().manual_seed(0)
+CATEGORIES = CovariateSpace(("c3", "c2", "s2"), (3, 2, 2), (False, False, True))
 
 
-def score(x):
-    """Some function of one completed row."""
+def row_function(x):
+    """A function of one completed row."""
     return torch.sin(x[..., 0] * 1.3 + 0.2) + x[..., 1] * x[..., 2] - 0.5 * x[..., 2]
 
 
-def coupled(xs):
-    """Some function of all completed rows of a patient that is not a sum over rows."""
-    return math.prod(float(score(x)) + 1.5 for x in xs)
+def patient_function(xs):
+    """A function of all completed rows of a patient that is not a sum over rows."""
+    return math.prod(float(row_function(x)) + 1.5 for x in xs)
 
 
 def states(b, rows, space):
-    """Every completion of some rows with its probability, by brute force; static unknowns are one unknown."""
+    """All combinations of missing levels of some rows; a static column is one unknown."""
     unknowns = []
     for i in rows:
         for c in range(len(space.names)):
@@ -41,6 +40,7 @@ def states(b, rows, space):
 
 
 def by_enumeration(b, q, rows, space, function):
+    """E_q[function(x)] over the rows, by brute force."""
     total = 0.0
     for unknowns, codes in states(b, rows, space):
         x, probability = b.x.clone(), 1.0
@@ -53,27 +53,27 @@ def by_enumeration(b, q, rows, space, function):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_sum_over_categories_equals_enumeration_per_row(seed):
-    b = cases.batch(missing=0.6, seed=seed, space=CATS)
-    q = cases.distribution(b, CATS)
-    s = complete(q, b, CATS, couple=False, samples=1, generator=noise())
-    got = torch.zeros(len(b)).double().index_add(0, s.row, s.row_weight * score(s.x))
-    want = [by_enumeration(b, q, [i], CATS, lambda x: score(x[0])) for i in range(len(b))]
-    torch.testing.assert_close(got, torch.tensor(want, dtype=torch.float64), rtol=1e-10, atol=1e-12)
+    b = cases.batch(missing=0.6, seed=seed, space=CATEGORIES)
+    q = cases.distribution(b, CATEGORIES)
+    s = complete(q, b, CATEGORIES, couple=False, samples=1, generator=generator())
+    result = torch.zeros(len(b)).double().index_add(0, s.row, s.row_weight * row_function(s.x))
+    expected = [by_enumeration(b, q, [i], CATEGORIES, lambda x: row_function(x[0])) for i in range(len(b))]
+    torch.testing.assert_close(result, torch.tensor(expected, dtype=torch.float64), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_sum_over_categories_equals_enumeration_per_patient(seed):
-    b = cases.batch(missing=0.4, seed=seed, space=CATS)
-    q = cases.distribution(b, CATS)
-    s = complete(q, b, CATS, couple=True, samples=1, generator=noise(), cap=10_000)
+    b = cases.batch(missing=0.4, seed=seed, space=CATEGORIES)
+    q = cases.distribution(b, CATEGORIES)
+    s = complete(q, b, CATEGORIES, couple=True, samples=1, generator=generator(), cap=10_000)
     for p in range(b.patients):
         rows = (b.patient == p).nonzero()[:, 0].tolist()
-        got = sum(
-            float(s.weight[v]) * coupled(s.x[s.scenario == v])
+        result = sum(
+            float(s.weight[v]) * patient_function(s.x[s.scenario == v])
             for v in range(len(s.weight))
             if int(b.patient[s.row[s.scenario == v][0]]) == p
         )
-        assert got == pytest.approx(by_enumeration(b, q, rows, CATS, coupled), rel=1e-10)
+        assert result == pytest.approx(by_enumeration(b, q, rows, CATEGORIES, patient_function), rel=1e-10)
 
 
 def test_monte_carlo_converges_to_quadrature():
@@ -86,35 +86,35 @@ def test_monte_carlo_converges_to_quadrature():
     def function(x):
         return torch.sin(x[..., 0]) * torch.cos(0.5 * x[..., 1]) + x[..., 1]
 
-    want0 = (
+    expected0 = (
         weights * function(torch.stack([q.mean[0, 0] + q.var[0, 0].sqrt() * nodes, b.x[0, 1].expand(60)], -1))
     ).sum()
     u, v = torch.meshgrid(nodes, nodes, indexing="ij")
     grid = torch.stack([q.mean[1, 0] + q.var[1, 0].sqrt() * u, q.mean[1, 1] + q.var[1, 1].sqrt() * v], -1)
-    want1 = (weights[:, None] * weights * function(grid)).sum()
+    expected1 = (weights[:, None] * weights * function(grid)).sum()
     error = {}
     for samples in (100, 10_000, 1_000_000):
-        s = complete(q, b, space, couple=False, samples=samples, generator=noise())
-        got = torch.zeros(2).double().index_add(0, s.row, s.row_weight * function(s.x))
-        error[samples] = (got - torch.stack([want0, want1])).abs().max()
+        s = complete(q, b, space, couple=False, samples=samples, generator=generator())
+        result = torch.zeros(2).double().index_add(0, s.row, s.row_weight * function(s.x))
+        error[samples] = (result - torch.stack([expected0, expected1])).abs().max()
     assert error[1_000_000] < 5e-3
     assert error[1_000_000] < error[100]
 
 
 def test_beyond_the_cap_sampling_is_unbiased_in_value_and_gradient():
-    b = cases.batch(visits=(1,), space=CATS, gaps=[[True, True, True]])
-    logits = cases.distribution(b, CATS).log_prob.clone().requires_grad_()
+    b = cases.batch(visits=(1,), space=CATEGORIES, gaps=[[True, True, True]])
+    logits = cases.distribution(b, CATEGORIES).log_prob.clone().requires_grad_()
 
     def expectation(cap, samples):
         log_prob = torch.log_softmax(logits, -1)
         q = FactorisedDistribution(torch.zeros_like(b.x), torch.ones_like(b.x), log_prob)
-        s = complete(q, b, CATS, couple=False, samples=samples, generator=noise(), cap=cap)
-        value = (s.row_weight * score(s.x)).sum()
+        s = complete(q, b, CATEGORIES, couple=False, samples=samples, generator=generator(), cap=cap)
+        value = (s.row_weight * row_function(s.x)).sum()
         return len(s.weight), value, torch.autograd.grad(value, logits)[0]
 
     size, exact, gradient = expectation(12, 1)
     assert size == 12
-    for cap, states_per_sample in ((4, 3), (1, 1)):  # c3 alone; c3 and c2 do not fit together
+    for cap, states_per_sample in ((4, 3), (1, 1)):  # c3 is enumerated; nothing is
         size, value, estimate = expectation(cap, 100_000)
         assert size == states_per_sample * 100_000
         torch.testing.assert_close(value, exact, rtol=0, atol=0.01)
@@ -122,12 +122,12 @@ def test_beyond_the_cap_sampling_is_unbiased_in_value_and_gradient():
 
 
 def test_sampled_levels_have_a_baseline():
-    """A large constant in the function adds nothing to the gradient; without the other samples' mean it would."""
-    b = cases.batch(visits=(2, 1), space=CATS, gaps=[[True, True, True]] * 3)
+    """A large constant adds nothing to the gradient; without the mean of the other samples as baseline it would."""
+    b = cases.batch(visits=(2, 1), space=CATEGORIES, gaps=[[True, True, True]] * 3)
     for samples in (1, 3):
-        logits = cases.distribution(b, CATS).log_prob.clone().requires_grad_()
+        logits = cases.distribution(b, CATEGORIES).log_prob.clone().requires_grad_()
         q = FactorisedDistribution(torch.zeros_like(b.x), torch.ones_like(b.x), torch.log_softmax(logits, -1))
-        s = complete(q, b, CATS, couple=True, samples=samples, generator=noise(), cap=1)
+        s = complete(q, b, CATEGORIES, couple=True, samples=samples, generator=generator(), cap=1)
         assert len(s.weight) == 2 * max(2, samples)
         assert int(s.sample.max()) == samples - 1
         (gradient,) = torch.autograd.grad((s.row_weight * 1e6).sum(), logits)
@@ -145,9 +145,9 @@ def test_sampled_levels_have_a_baseline():
 @settings(max_examples=60, deadline=None)
 def test_scenarios_are_completions_with_weights_that_sum_to_one(visits, missing, seed, couple, samples, cap):
     b = cases.batch(tuple(visits), missing, seed)
-    s = complete(cases.distribution(b), b, cases.SPACE, couple=couple, samples=samples, generator=noise(), cap=cap)
-    kept = b.x_mask[s.row]
-    assert torch.equal(s.x[kept], b.x[s.row][kept])
+    s = complete(cases.distribution(b), b, cases.SPACE, couple=couple, samples=samples, generator=generator(), cap=cap)
+    observed = b.x_mask[s.row]
+    assert torch.equal(s.x[observed], b.x[s.row][observed])
     for c in cases.SPACE.categorical:
         assert ((s.x[:, c] >= 0) & (s.x[:, c] < cases.SPACE.levels[c]) & (s.x[:, c] == s.x[:, c].round())).all()
     unit = b.patient if couple else torch.arange(len(b))

@@ -1,4 +1,4 @@
-"""Single imputation: what each rule puts into a gap, learnt from the training rows alone."""
+"""Single imputation: the value of each rule at a gap, learnt from the training rows alone."""
 
 import numpy as np
 import pandas as pd
@@ -31,7 +31,7 @@ def learn(kind, train):
 
 
 def filled(fill, encoder, data):
-    """What the rule makes of a frame, in its own units."""
+    """The frame completed by the rule, in its own units."""
     done = fill(encoder.encode(data, dtype=torch.float64))
     return pd.DataFrame(
         {name: encoder.decode_covariate(name, done.x[:, q]) for q, name in enumerate(SCHEMA.covariates)}
@@ -54,7 +54,7 @@ def test_gaps_are_closed_and_observed_entries_kept(kind, seed):
         for name in ("arm", "sex"):
             codes = done.x[:, encoder.space.names.index(name)]
             assert set(codes.tolist()) <= set(range(len(encoder.levels[name])))
-        assert not table.x_mask.all()  # the table given is left as it was
+        assert not table.x_mask.all()  # the argument is not changed
     single = encoder.encode(new)
     assert fill(single).x.dtype == torch.float32
 
@@ -67,17 +67,17 @@ def test_a_complete_table_is_returned_as_it_is(kind):
 
 
 @pytest.mark.parametrize("kind", RULES)
-def test_only_training_rows_teach(kind):
-    """A new row is filled the same way alone and among other rows, and after others have been filled."""
+def test_rules_are_learnt_from_training_rows_only(kind):
+    """A new row is completed in the same way by itself, among other rows, and after others."""
     new = frame(12, 0.4, seed=9)
     fill, encoder = learn(kind, frame())
     together = filled(fill, encoder, new)
     for i in range(len(new)):
-        alone = filled(fill, encoder, new.iloc[[i]])
-        pd.testing.assert_frame_equal(alone, together.iloc[[i]].reset_index(drop=True), rtol=1e-10)
+        single = filled(fill, encoder, new.iloc[[i]])
+        pd.testing.assert_frame_equal(single, together.iloc[[i]].reset_index(drop=True), rtol=1e-10)
     pd.testing.assert_frame_equal(filled(fill, encoder, new), together)
-    other, other_codec = learn(kind, frame(seed=4).assign(dose=lambda f: f["dose"] - 100.0))
-    assert (kind == "zero") == np.allclose(filled(other, other_codec, new)["dose"], together["dose"])
+    other, other_encoder = learn(kind, frame(seed=4).assign(dose=lambda f: f["dose"] - 100.0))
+    assert (kind == "zero") == np.allclose(filled(other, other_encoder, new)["dose"], together["dose"])
 
 
 def test_mean_fills_means_and_modes():
@@ -101,17 +101,18 @@ def test_zero_is_zero_in_own_units_and_the_first_level():
 def test_knn_is_scikit_learns_on_scaled_numbers_and_one_hot_levels():
     train, new = frame(), frame(15, 0.4, seed=8)
 
-    def spread(data):
+    def features(data):
         parts = [(data[name] - train[name].mean()) / train[name].std(ddof=0) for name in ("dose", "age")]
         for name, levels in (("arm", "abc"), ("sex", "fm")):
             parts += [(data[name] == level).astype(float).where(data[name].notna()) for level in levels]
         return np.stack(parts, 1)
 
-    want = KNNImputer().fit(spread(train)).transform(spread(new))
-    done = learn("knn", train)[0](learn("knn", train)[1].encode(new, dtype=torch.float64)).x
-    assert_close(done[:, [0, 2]], torch.tensor(want[:, :2]), rtol=1e-8, atol=1e-10)
-    assert_close(done[:, 1], torch.tensor(want[:, 2:5]).argmax(1).double())
-    assert_close(done[:, 3], torch.tensor(want[:, 5:]).argmax(1).double())
+    expected = KNNImputer().fit(features(train)).transform(features(new))
+    fill, encoder = learn("knn", train)
+    done = fill(encoder.encode(new, dtype=torch.float64)).x
+    assert_close(done[:, [0, 2]], torch.tensor(expected[:, :2]), rtol=1e-8, atol=1e-10)
+    assert_close(done[:, 1], torch.tensor(expected[:, 2:5]).argmax(1).double())
+    assert_close(done[:, 3], torch.tensor(expected[:, 5:]).argmax(1).double())
 
 
 def test_iterative_follows_the_dependence_between_columns():
@@ -124,15 +125,15 @@ def test_iterative_follows_the_dependence_between_columns():
     assert error["knn"] < 0.5 * error["mean"]
 
 
-def test_iterative_looks_beyond_the_mode():
-    """The levels of a column sum to one, so each is predicted from the others' start values and never leaves its own:
-    with the first level left out of the features, 82% of these are right, against 46% for the mode."""
+def test_iterative_predicts_levels_better_than_the_mode():
+    """With all levels as features, which sum to one, each would be predicted from the starting values of the others and
+    never change. Without the first level, 82% of these are right, against 46% for the mode."""
     train, new = frame(200), frame(100, 0.0, seed=6)
     done = filled(*learn("iterative", train), new.assign(arm=None))["arm"]
     assert (done == new["arm"]).mean() > (new["arm"] == train["arm"].mode()[0]).mean() + 0.15
 
 
-def test_oracle_refuses_gaps_and_says_where():
+def test_oracle_refuses_gaps_and_names_their_columns():
     fill, encoder = learn("oracle", frame(missing=0.0))
     data = frame(10, 0.0, seed=3)
     data.loc[[1, 4], "dose"] = np.nan
@@ -143,7 +144,7 @@ def test_oracle_refuses_gaps_and_says_where():
 
 @pytest.mark.parametrize("kind", RULES)
 def test_static_columns_stay_constant_within_a_patient(kind):
-    """ "knn" and "iterative" fill row by row: one patient then has several ages and sexes, which encode refuses."""
+    """Imputers work row by row, which would give one patient several ages and sexes, and `encode` would refuse them."""
     schema = Schema(["y"], dict(SCHEMA.covariates), instance="id", time="day", static=["age", "sex"])
     data = frame(60).assign(id=np.arange(60) // 3, day=np.arange(60) % 3)
     data[["age", "sex"]] = data.groupby("id")[["age", "sex"]].transform("first")
@@ -152,6 +153,5 @@ def test_static_columns_stay_constant_within_a_patient(kind):
     table = encoder.encode(data, dtype=torch.float64)
     done = Fill.learn(kind, encoder, table)(table)
     for name in ("age", "sex"):
-        assert (
-            pd.Series(done.x[:, encoder.space.names.index(name)]).groupby(table.patient.numpy()).nunique() == 1
-        ).all()
+        values = pd.Series(done.x[:, encoder.space.names.index(name)])
+        assert (values.groupby(table.patient.numpy()).nunique() == 1).all()

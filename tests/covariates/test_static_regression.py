@@ -1,4 +1,4 @@
-"""What averages say of columns that do not change: refitted one by one, against Bayes' theorem, and without a say."""
+"""Static regression: against refits without each patient, Bayes' theorem, and data without any information."""
 
 from dataclasses import replace
 
@@ -14,94 +14,94 @@ import lacova
 from lacova.covariates import static_regression
 from lacova.covariates.longitudinal import LongitudinalPrior
 from lacova.covariates.posterior import AmortisedPosterior
-from lacova.covariates.prior import FactorisedPrior
 from lacova.covariates.static_regression import StaticRegression, regress_category, regress_number
 from lacova.data.batches import Batches
-from lacova.data.distributions import ConditionalPrior
-from lacova.data.encoder import Table, TableEncoder
+from lacova.data.encoder import TableEncoder
 from lacova.data.masks import mask_at_random
 from lacova.data.measurement_space import NO_LIMITS, MeasurementSpace
 from tests.covariates import cases
 
 SPACE = cases.SPACE
-# A number, 3 levels, a count: 5 values, of which levels come last.
+# A number, 3 levels, a count: 5 features, levels last.
 MIXED = MeasurementSpace(("gaussian", "categorical", "poisson"), (0, 3, 0), (NO_LIMITS,) * 3)
 
 
 def numbers(patients, seed=0):
-    """Averages that say nothing, x, and what the prior says of it, whose variances differ."""
+    """Averages h without information about x, values x, and mean and variance of their prior."""
     rng = np.random.default_rng(seed)
     h, var = rng.normal(size=(patients, 4)), rng.uniform(0.5, 2.0, patients)
     mean = rng.normal(size=patients)
     return h, mean + np.sqrt(var) * rng.normal(size=patients), mean, var
 
 
-def law(h, mean, var, a, b, precision):
+def posterior(h, mean, var, a, b, precision):
+    """N(v·(mean/var + aᵀh + b), v) with v = 1/(1/var + J)."""
     v = 1.0 / (1.0 / var + precision)
     return norm(v * (mean / var + h @ a[:, 0] + b[0]), np.sqrt(v))
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_of_all_settings_the_one_that_foretells_each_patient_from_the_others_is_taken(monkeypatch, seed):
-    monkeypatch.setattr(static_regression, "GAINS", np.array([0.0, 0.2, 0.5, 1.0]))
-    monkeypatch.setattr(static_regression, "SHRINKAGE", np.array([0.01, 0.1, 0.3, 1.0]))
+def test_the_setting_with_the_best_leave_one_out_density_is_chosen(monkeypatch, seed):
+    monkeypatch.setattr(static_regression, "PRECISION_GRID", np.array([0.0, 0.2, 0.5, 1.0]))
+    monkeypatch.setattr(static_regression, "SHRINKAGE_GRID", np.array([0.01, 0.1, 0.3, 1.0]))
     h, x, mean, var = numbers(8, seed)
     h[:, 0] += x - mean
 
     def ridge(rows, precision, shrinkage):
-        """Of what is weighted by what is not known: minimise Σ v(x/v − mean/var − aᵀh − b)² + shrinkage·a²."""
+        """Minimise Σ v(x/v − mean/var − aᵀh − b)² + shrinkage·a², weighted by the posterior variance v."""
         v = 1.0 / (1.0 / var[rows] + precision)
         full = np.c_[h[rows], np.ones(len(v))]
         penalty = np.diag([shrinkage] * 4 + [0.0])
-        found = np.linalg.solve((full.T * v) @ full + penalty, full.T @ (x[rows] - v / var[rows] * mean[rows]))
-        return found[:4, None], found[4:]
+        right = full.T @ (x[rows] - v / var[rows] * mean[rows])
+        coefficients = np.linalg.solve((full.T * v) @ full + penalty, right)
+        return coefficients[:4, None], coefficients[4:]
 
-    everyone, scores = np.arange(8), {}
-    for precision in static_regression.GAINS / var.mean():
+    patients, scores = np.arange(8), {}
+    for precision in static_regression.PRECISION_GRID / var.mean():
         root = np.sqrt(1.0 / (1.0 / var + precision))
-        level = root / np.linalg.norm(root)
-        inside = h * root[:, None]
-        largest = np.linalg.svd(inside - np.outer(level, level @ inside))[1][0] ** 2
-        for shrinkage in static_regression.SHRINKAGE * largest:
-            told = 0.0
-            for i in everyone:
-                a, b = ridge(np.delete(everyone, i), precision, shrinkage)
-                told += law(h[[i]], mean[[i]], var[[i]], a, b, precision).logpdf(x[i])[0]
-            scores[precision, shrinkage] = told
+        intercept = root / np.linalg.norm(root)
+        weighted = h * root[:, None]
+        largest = np.linalg.svd(weighted - np.outer(intercept, intercept @ weighted))[1][0] ** 2
+        for shrinkage in static_regression.SHRINKAGE_GRID * largest:
+            score = 0.0
+            for i in patients:
+                a, b = ridge(np.delete(patients, i), precision, shrinkage)
+                score += posterior(h[[i]], mean[[i]], var[[i]], a, b, precision).logpdf(x[i])[0]
+            scores[precision, shrinkage] = score
     best = max(scores, key=scores.get)
     a, b, precision = regress_number(h, x, mean, var)
     if scores[best] < norm(mean, np.sqrt(var)).logpdf(x).sum():
         assert (abs(a).max(), b, precision) == (0.0, 0.0, 0.0)
         return
     assert precision == pytest.approx(best[0])
-    expected = ridge(everyone, *best)
+    expected = ridge(patients, *best)
     np.testing.assert_allclose(a, expected[0], rtol=1e-8, atol=1e-10)
     np.testing.assert_allclose(b, expected[1], rtol=1e-8)
 
 
-def test_what_many_patients_say_of_a_number_is_bayes_theorem():
-    """Two measurements of x, each with its noise: the posterior is known."""
+def test_the_regression_of_a_number_approaches_bayes_theorem_with_many_patients():
+    """Two measurements of x with independent noise: the posterior is known."""
     rng = np.random.default_rng(1)
     mean, var, noise = 0.5, 1.5, np.array([0.5, 2.0])
     x = mean + np.sqrt(var) * rng.normal(size=4000)
     h = x[:, None] + np.sqrt(noise) * rng.normal(size=(4000, 2))
     a, b, precision = regress_number(h, x, np.full(4000, mean), np.full(4000, var))
-    assert precision == pytest.approx((1 / noise).sum(), rel=0.3)  # J is one of a grid
+    assert precision == pytest.approx((1 / noise).sum(), rel=0.3)  # J is on a grid
     exact = 1.0 / (1.0 / var + (1.0 / noise).sum())
     new = np.array([[1.0, -1.0], [2.0, 3.0], [0.0, 0.0]])
-    found = law(new, np.full(3, mean), np.full(3, var), a, b, precision)
-    np.testing.assert_allclose(found.mean(), exact * (mean / var + new @ (1.0 / noise)), atol=0.06)
-    np.testing.assert_allclose(found.var(), exact, rtol=0.2)
+    q = posterior(new, np.full(3, mean), np.full(3, var), a, b, precision)
+    np.testing.assert_allclose(q.mean(), exact * (mean / var + new @ (1.0 / noise)), atol=0.06)
+    np.testing.assert_allclose(q.var(), exact, rtol=0.2)
 
 
-def test_a_number_with_nothing_to_read_stays_with_its_prior():
+def test_a_number_without_informative_measurements_keeps_its_prior():
     a, b, precision = regress_number(*numbers(300, seed=2))
-    found = law(np.eye(4), np.zeros(4), np.ones(4), a, b, precision)
-    assert abs(found.mean()).max() < 0.2
-    assert found.var().min() > 0.9
+    q = posterior(np.eye(4), np.zeros(4), np.ones(4), a, b, precision)
+    assert abs(q.mean()).max() < 0.2
+    assert q.var().min() > 0.9
 
 
-def test_few_patients_and_many_measurements_give_intervals_that_hold():
+def test_few_patients_and_many_measurements_give_calibrated_intervals():
     rng = np.random.default_rng(3)
     w = np.r_[0.8, 0.5, np.zeros(58)]
 
@@ -111,13 +111,14 @@ def test_few_patients_and_many_measurements_give_intervals_that_hold():
 
     inside = []
     for _ in range(10):
-        found = regress_number(*patients(80))
+        fit = regress_number(*patients(80))
         h, x, mean, var = patients(500)
-        inside.append((abs(law(h, mean, var, *found).cdf(x) - 0.5) < 0.45).mean())
+        inside.append((abs(posterior(h, mean, var, *fit).cdf(x) - 0.5) < 0.45).mean())
     assert 0.85 < np.mean(inside) < 0.95
 
 
 def categories(patients, seed=0, effect=0.0):
+    """Averages h, levels x with log odds of `effect` times h, and their log prior."""
     rng = np.random.default_rng(seed)
     h = rng.normal(size=(patients, 3))
     log_prior = log_softmax(rng.normal(size=(patients, 3)), axis=1)
@@ -125,115 +126,115 @@ def categories(patients, seed=0, effect=0.0):
     return h, (rng.random((patients, 1)) > probability.cumsum(1)[:, :2]).sum(1), log_prior
 
 
-def test_a_category_is_read_by_the_penalised_likelihood(monkeypatch):
-    monkeypatch.setattr(static_regression, "SHRINKAGE", np.array([0.02]))
+def test_the_regression_of_a_category_maximises_the_penalised_likelihood(monkeypatch):
+    monkeypatch.setattr(static_regression, "SHRINKAGE_GRID", np.array([0.02]))
     h, x, log_prior = categories(60, effect=1.5)
     a, b = regress_category(h, x, log_prior)
-    wrong = softmax(log_prior + h @ a + b, axis=1) - np.eye(3)[x]
+    residual = softmax(log_prior + h @ a + b, axis=1) - np.eye(3)[x]
     shrinkage = 0.02 * (np.square(h).sum(1).mean() + 1.0)
-    np.testing.assert_allclose(h.T @ wrong + shrinkage * a, 0.0, atol=1e-3)
-    np.testing.assert_allclose(wrong.sum(0) + shrinkage * b, 0.0, atol=1e-3)
+    np.testing.assert_allclose(h.T @ residual + shrinkage * a, 0.0, atol=1e-3)
+    np.testing.assert_allclose(residual.sum(0) + shrinkage * b, 0.0, atol=1e-3)
 
 
-def test_what_many_patients_say_of_a_category_is_bayes_theorem():
+def test_the_regression_of_a_category_approaches_bayes_theorem_with_many_patients():
     h, x, log_prior = categories(4000, seed=4, effect=1.0)
     a, b = regress_category(h, x, log_prior)
     new, _, before = categories(50, seed=5)
     np.testing.assert_allclose(softmax(before + new @ a + b, axis=1), softmax(before + new, axis=1), atol=0.05)
 
 
-def test_a_category_with_nothing_to_read_stays_with_its_prior():
+def test_a_category_without_informative_measurements_keeps_its_prior():
     a, b = regress_category(*categories(150, seed=6))
     assert abs(a).max() < 0.15
     assert abs(b).max() < 0.15
 
 
-def test_shrinkage_is_that_of_held_out_patients():
-    """60 measurements of 60 patients separate any two groups: without shrinkage, all would be sure."""
+def test_shrinkage_is_chosen_by_held_out_patients():
+    """60 measurements of 60 patients separate any two groups: without shrinkage, all probabilities would be 0 or 1."""
     rng = np.random.default_rng(7)
     h, new = rng.normal(size=(60, 60)), rng.normal(size=(500, 60))
     log_prior = np.log(np.full((60, 2), 0.5))
     a, b = regress_category(h, (h[:, 0] + rng.normal(size=60) > 0).astype(int), log_prior)
     probability = softmax(new @ a + b, axis=1)[:, 1]
     truth = (new[:, 0] + rng.normal(size=500) > 0).astype(float)
-    assert np.square(probability - truth).mean() < 0.25  # that of who knows nothing
+    assert np.square(probability - truth).mean() < 0.25  # the score of a constant 0.5
 
 
 def mixed_batch():
+    """Three patients with gaps in mixed measurements, and a conditional prior."""
     b = cases.batch((2, 3, 1), seed=3)
-    g = torch.Generator().manual_seed(0)
+    g = cases.generator(0)
     y = torch.stack(
         [torch.randn(6, generator=g), torch.randint(3, (6,), generator=g), torch.randint(9, (6,), generator=g)], 1
     )
     mask = torch.rand(6, 3, generator=g) > 0.3
     mask[1], mask[5] = torch.tensor([[False, False, False], [True, False, False]])
     b = replace(b, y=y.double() * mask, y_mask=mask)
-    return replace(b, conditional_prior=ConditionalPrior(cases.distribution(b), b.x.new_zeros(6)))
+    return cases.with_prior(b)
 
 
-def talkative(measurements=MIXED):
-    g = torch.Generator().manual_seed(2)
-    read = StaticRegression(SPACE, measurements, time=0).double()
+def random_regression(measurements=MIXED):
+    """A regression with random coefficients."""
+    g = cases.generator(2)
+    regression = StaticRegression(SPACE, measurements, time=0).double()
     for name in ("centre", "spread", "weight", "bias", "precision", "looked"):
-        buffer = getattr(read, name)
+        buffer = getattr(regression, name)
         buffer.copy_(torch.rand(buffer.shape, generator=g, dtype=torch.double) + 0.1)
-    return read
+    return regression
 
 
-def test_beliefs_are_the_prior_times_what_averages_say():
-    b, read = mixed_batch(), talkative()
+def test_the_posterior_is_the_prior_times_the_likelihood_of_the_averages():
+    b, regression = mixed_batch(), random_regression()
     prior = b.conditional_prior.distribution
-    found, most = read(prior, b), 0.0
+    posterior, largest = regression(prior, b), 0.0
     for rows in ([0, 1], [2, 3, 4], [5]):
-        seen = [[r for r in rows if b.y_mask[r, d]] for d in (0, 2, 1, 1, 1)]
+        observed = [[r for r in rows if b.y_mask[r, d]] for d in (0, 2, 1, 1, 1)]
         values = [b.y[:, 0], b.y[:, 2].log1p(), *((b.y[:, 1] == level).double() for level in range(3))]
         for q, levels in ((4, [None]), (1, range(3)), (2, range(2)), (3, range(2))):  # all but the time
-            seen += [[r for r in rows if b.x_mask[r, q] and b.y_mask[r].any()]] * len(levels)
+            observed += [[r for r in rows if b.x_mask[r, q] and b.y_mask[r].any()]] * len(levels)
             values += [b.x[:, q] if level is None else (b.x[:, q] == level).double() for level in levels]
-        parts = [((v - read.centre[f]) / read.spread[f]).clamp(-3.0, 3.0) for f, v in enumerate(values)]
-        h = [sum(v[r] for r in seen[f]) / (len(seen[f]) + 0.5) for f, v in enumerate(parts)]
-        most = max(most, *(v[r].abs().item() for f, v in enumerate(parts) for r in seen[f]))
-        known = torch.tensor([len(at) / (len(at) + 0.5) for at in seen], dtype=torch.double)
-        share = known @ read.weight**2 / read.looked
-        said = torch.stack([torch.as_tensor(one).double() for one in h]) @ read.weight + share * read.bias
+        scaled = [((v - regression.centre[f]) / regression.spread[f]).clamp(-3.0, 3.0) for f, v in enumerate(values)]
+        h = [sum(v[r] for r in observed[f]) / (len(observed[f]) + 0.5) for f, v in enumerate(scaled)]
+        largest = max(largest, *(v[r].abs().item() for f, v in enumerate(scaled) for r in observed[f]))
+        share = torch.tensor([len(at) / (len(at) + 0.5) for at in observed], dtype=torch.double)
+        omega = share @ regression.weight**2 / regression.looked
+        h = torch.stack([torch.as_tensor(average).double() for average in h])
+        logits = h @ regression.weight + omega * regression.bias
         for r in rows:
-            var = 1.0 / (1.0 / prior.var[r, 4] + share[0] * read.precision[0])
-            assert_close(found.var[r, 4], var)
-            assert_close(found.mean[r, 4], var * (prior.mean[r, 4] / prior.var[r, 4] + said[0]))
-            assert_close(found.log_prob[r, 3, :2], torch.log_softmax(prior.log_prob[r, 3, :2] + said[1:], 0))
-    assert most == 3.0
+            var = 1.0 / (1.0 / prior.var[r, 4] + omega[0] * regression.precision[0])
+            assert_close(posterior.var[r, 4], var)
+            assert_close(posterior.mean[r, 4], var * (prior.mean[r, 4] / prior.var[r, 4] + logits[0]))
+            assert_close(posterior.log_prob[r, 3, :2], torch.log_softmax(prior.log_prob[r, 3, :2] + logits[1:], 0))
+    assert largest == 3.0
 
 
-def test_who_has_no_measurements_has_the_prior():
+def test_a_patient_without_measurements_keeps_the_prior():
     b = mixed_batch()
     b, prior = replace(b, y_mask=torch.zeros_like(b.y_mask)), b.conditional_prior.distribution
-    found = talkative()(prior, b)
-    for name in ("mean", "var", "log_prob"):
-        assert_close(getattr(found, name), getattr(prior, name))
+    for posterior, expected in zip(cases.parts(random_regression()(prior, b)), cases.parts(prior), strict=True):
+        assert_close(posterior, expected)
 
 
-def test_columns_that_change_are_left_to_the_networks():
+def test_columns_that_vary_between_visits_are_left_to_the_networks():
     b = mixed_batch()
     torch.manual_seed(0)
-    many = cases.batch((3,) * 30, 0.3, seed=9)
-    marginal = FactorisedPrior.learn(SPACE, Table(many.y, many.y_mask, many.x, many.x_mask, many.patient, ()))
     q = AmortisedPosterior(
-        SPACE, MIXED, marginal, "conditional", hidden=(16, 8), static_regression=talkative()
+        SPACE, MIXED, cases.marginal(), "conditional", hidden=(16, 8), static_regression=random_regression()
     ).double()
-    distribution, read = q(b), q.static_regression(b.conditional_prior.distribution, b)
-    static = torch.tensor(SPACE.static)
-    for name in ("mean", "var", "log_prob"):
-        assert_close(getattr(distribution, name)[:, static], getattr(read, name)[:, static])
-        assert_close(getattr(read, name)[:, ~static], getattr(b.conditional_prior.distribution, name)[:, ~static])
-    assert (distribution.mean - b.conditional_prior.distribution.mean)[:, 0].abs().min() > 1e-4
-    (of_weights,) = torch.autograd.grad(
-        distribution.mean[:, 4].sum() + distribution.log_prob[:, 3].sum(), q.inner.weight
-    )
-    assert of_weights.abs().max() == 0.0
+    prior = b.conditional_prior.distribution
+    distribution, static = q(b), torch.tensor(SPACE.static)
+    tensors = zip(*(cases.parts(d) for d in (distribution, q.static_regression(prior, b), prior)), strict=True)
+    for combined, regression, start in tensors:
+        assert_close(combined[:, static], regression[:, static])
+        assert_close(regression[:, ~static], start[:, ~static])
+    assert (distribution.mean - prior.mean)[:, 0].abs().min() > 1e-4
+    static_outputs = distribution.mean[:, 4].sum() + distribution.log_prob[:, 3].sum()
+    (gradient,) = torch.autograd.grad(static_outputs, q.inner.weight)
+    assert gradient.abs().max() == 0.0
 
 
 def cohort(patients=120, seed=0):
-    """4 visits each; sex moves half of the measurements, age two of them; both are missing in a third of patients."""
+    """4 visits each; sex shifts half of the measurements and age two of them; 30% of both are missing, by patient."""
     rng = np.random.default_rng(seed)
     sex, age = rng.integers(0, 2, patients), rng.normal(50, 10, patients)
     own = rng.normal(size=(patients, 8)) + np.outer(sex - 0.5, [1.5] * 4 + [0.0] * 4)
@@ -251,55 +252,55 @@ def cohort(patients=120, seed=0):
     return mask_at_random(frame, ["sex", "age"], 0.3, seed, instance="id", static=["sex", "age"]), frame, schema
 
 
-def learnt(table, schema):
+def learn(table, schema):
+    """Encoder, encoded rows, prior and regression of a table."""
     encoder = TableEncoder.learn(schema, table)
     rows = encoder.encode(table)
     prior = LongitudinalPrior.learn(encoder.space, rows, 0, 0)
-    read = StaticRegression(encoder.space, encoder.measurements, encoder.space.names.index("day"))
-    read.learn(rows, prior, 0)
-    return encoder, rows, prior, read
+    regression = StaticRegression(encoder.space, encoder.measurements, encoder.space.names.index("day"))
+    regression.learn(rows, prior, 0)
+    return encoder, rows, prior, regression
 
 
-def test_what_is_learnt_holds_for_patients_who_were_not_there():
+def test_the_regression_generalises_to_new_patients():
     table, _, schema = cohort(200)
     table.loc[table.index % 9 == 0, list(schema.measurements)] = np.nan
-    encoder, rows, prior, read = learnt(table, schema)
-    seen = [rows.y[rows.y_mask[:, d], d] for d in range(8)]
-    beside = rows.x_mask & rows.y_mask.any(1, keepdim=True)
-    seen += [rows.x[beside[:, 2], 2], *((rows.x[beside[:, 1], 1] == level).float() for level in range(2))]
-    assert_close(read.centre, torch.stack([one.mean() for one in seen]))
-    assert_close(read.spread, torch.stack([one.std(correction=0) for one in seen]))
+    encoder, rows, prior, regression = learn(table, schema)
+    features = [rows.y[rows.y_mask[:, d], d] for d in range(8)]
+    x_observed = rows.x_mask & rows.y_mask.any(1, keepdim=True)
+    features += [rows.x[x_observed[:, 2], 2]]
+    features += [(rows.x[x_observed[:, 1], 1] == level).float() for level in range(2)]
+    assert_close(regression.centre, torch.stack([feature.mean() for feature in features]))
+    assert_close(regression.spread, torch.stack([feature.std(correction=0) for feature in features]))
     everyone = Batches(rows).batch(torch.arange(200))
-    there = torch.cat([everyone.y_mask, beside[:, [2, 1, 1]]], 1).float()
-    count = torch.zeros(200, 11).index_add(0, everyone.patient, there)
-    assert_close((count / (count + 0.5)).mean(0) @ read.weight**2, read.looked)
-    assert read.weight[8, 0] == 0.0  # age says nothing of itself, nor does sex
-    assert read.weight[9:, 1:].abs().max() == 0.0
+    observed = torch.cat([everyone.y_mask, x_observed[:, [2, 1, 1]]], 1).float()
+    count = torch.zeros(200, 11).index_add(0, everyone.patient, observed)
+    assert_close((count / (count + 0.5)).mean(0) @ regression.weight**2, regression.looked)
+    assert regression.weight[8, 0] == 0.0  # neither age nor sex predicts itself
+    assert regression.weight[9:, 1:].abs().max() == 0.0
     first = everyone.first[everyone.x_mask[everyone.first, 2]]
-    hidden = prior.condition(replace(rows, x_mask=rows.x_mask & (torch.arange(3) != 2))).distribution.take(first)
-    counts = torch.tensor([1.0] * 8 + [0.0] + [0.3] * 2)  # measurements, age, sex
-    h = read._averages(everyone)[0][everyone.patient[first]] * counts
-    a, _, precision = regress_number(
-        *(v.double().numpy() for v in (h, rows.x[first, 2], hidden.mean[:, 2], hidden.var[:, 2]))
-    )
-    assert_close(read.weight[:, 0], counts * torch.as_tensor(a[:, 0]).float(), rtol=1e-3, atol=1e-4)
-    assert read.precision[0].item() == pytest.approx(precision)
+    without_age = replace(rows, x_mask=rows.x_mask & (torch.arange(3) != 2))
+    p = prior.condition(without_age).distribution.take(first)
+    scale = torch.tensor([1.0] * 8 + [0.0] + [0.3] * 2)  # measurements, age, sex
+    h = regression._averages(everyone)[0][everyone.patient[first]] * scale
+    a, _, precision = regress_number(*(v.double().numpy() for v in (h, rows.x[first, 2], p.mean[:, 2], p.var[:, 2])))
+    assert_close(regression.weight[:, 0], scale * torch.as_tensor(a[:, 0]).float(), rtol=1e-3, atol=1e-4)
+    assert regression.precision[0].item() == pytest.approx(precision)
 
     new, truth, _ = cohort(300, seed=1)
     new = encoder.encode(new.assign(age=np.nan))
-    batch = Batches(replace(new, conditional_prior=prior.condition(new))).batch(torch.arange(300))
-    before, after = batch.conditional_prior.distribution, read(batch.conditional_prior.distribution, batch)
+    batch = cases.conditioned(new, prior)
+    before, after = batch.conditional_prior.distribution, regression(batch.conditional_prior.distribution, batch)
     x = encoder.encode(truth).x[batch.first, 2]
-    off = ((x - after.mean[batch.first, 2]) / after.var[batch.first, 2].sqrt()).square()
-    assert off.mean().item() == pytest.approx(1.0, abs=0.2)
-    explained = (
-        1.0 - (x - after.mean[batch.first, 2]).square().mean() / (x - before.mean[batch.first, 2]).square().mean()
-    )
-    assert explained > 0.5  # of two thirds: two levels of variance 1 beside the age, and little noise
+    error = x - after.mean[batch.first, 2]
+    assert (error.square() / after.var[batch.first, 2]).mean().item() == pytest.approx(1.0, abs=0.2)
+    explained = 1.0 - error.square().mean() / (x - before.mean[batch.first, 2]).square().mean()
+    # Of at most two thirds: two measurements with age and a patient effect of variance 1 each, and little noise.
+    assert explained > 0.5
 
 
-def test_covariates_that_change_tell_what_the_law_of_visits_leaves_out():
-    """Who drinks at more visits is older: the law of covariates, which is one of visits, takes the visits' average."""
+def test_covariates_that_vary_between_visits_add_to_the_prior_of_single_visits():
+    """Older patients drink at more visits. The prior averages over single visits; the regression adds their number."""
     rng = np.random.default_rng(0)
 
     def study(patients):
@@ -311,16 +312,14 @@ def test_covariates_that_change_tell_what_the_law_of_visits_leaves_out():
     kinds = {"day": "continuous", "age": "continuous", "drinks": "categorical"}
     schema = lacova.Schema(["lab"], kinds, instance="id", time="day", static=["age"])
     table, truth = study(300), study(300)
-    encoder, _, prior, read = learnt(table, schema)
+    encoder, _, prior, regression = learn(table, schema)
     new = encoder.encode(truth.assign(age=np.nan))
-    batch = Batches(replace(new, conditional_prior=prior.condition(new))).batch(torch.arange(300))
+    batch = cases.conditioned(new, prior)
     x = encoder.encode(truth).x[batch.first, 1]
-    after = read(batch.conditional_prior.distribution, batch)
-    off = [
-        (x - distribution.mean[batch.first, 1]).square().mean()
-        for distribution in (batch.conditional_prior.distribution, after)
-    ]
-    assert off[1] < 0.85 * off[0], off
+    after = regression(batch.conditional_prior.distribution, batch)
+    before = batch.conditional_prior.distribution
+    error = [(x - distribution.mean[batch.first, 1]).square().mean() for distribution in (before, after)]
+    assert error[1] < 0.85 * error[0], error
     inside = (x - after.mean[batch.first, 1]).abs() < 1.645 * after.var[batch.first, 1].sqrt()
     assert 0.85 < inside.double().mean() < 0.95
 
@@ -329,73 +328,71 @@ def test_units_do_not_matter():
     table, _, schema = cohort()
     table["lab3"] = 1e5 * table["lab3"] + 7e5
     table["lab5"] *= 1e-4
-    found = []
+    posteriors = []
     for scaling in ("standard", "none"):
         encoder = TableEncoder.learn(schema, table, scaling)
         rows = encoder.encode(table, dtype=torch.float64)
         prior = LongitudinalPrior.learn(encoder.space, rows, 0, 0)
-        read = StaticRegression(encoder.space, encoder.measurements, 0).double()
-        read.learn(rows, prior, 0)
-        batch = Batches(replace(rows, conditional_prior=prior.condition(rows))).batch(torch.arange(120))
-        found.append(read(batch.conditional_prior.distribution, batch))
-    for name in ("mean", "var", "log_prob"):
-        assert_close(getattr(found[0], name), getattr(found[1], name), rtol=1e-3, atol=1e-3)
+        regression = StaticRegression(encoder.space, encoder.measurements, 0).double()
+        regression.learn(rows, prior, 0)
+        batch = cases.conditioned(rows, prior)
+        posteriors.append(regression(batch.conditional_prior.distribution, batch))
+    for one, other in zip(*map(cases.parts, posteriors), strict=True):
+        assert_close(one, other, rtol=1e-3, atol=1e-3)
 
 
-def test_patients_who_do_not_show_a_column_are_not_learnt_from():
-    encoder, rows, prior, one = learnt(*cohort()[::2])
-    two = StaticRegression(encoder.space, encoder.measurements, 0)
-    two.learn(replace(rows, x=torch.where(rows.x_mask, rows.x, 7.0)), prior, 0)
-    for name, buffer in one.named_buffers():
-        assert_close(buffer, getattr(two, name))
-    assert one.weight.abs().max() > 0.1
+def test_patients_with_a_missing_value_have_no_influence():
+    encoder, rows, prior, regression = learn(*cohort()[::2])
+    other = StaticRegression(encoder.space, encoder.measurements, 0)
+    other.learn(replace(rows, x=torch.where(rows.x_mask, rows.x, 7.0)), prior, 0)
+    for name, buffer in regression.named_buffers():
+        assert_close(buffer, getattr(other, name))
+    assert regression.weight.abs().max() > 0.1
 
 
-def test_of_fewer_than_twenty_patients_nothing_is_read():
+def test_fewer_than_twenty_patients_give_the_prior():
     table, _, schema = cohort()
     table.loc[table["id"] >= 19, ["sex", "age"]] = None
     table["sex"], table["age"] = table["sex"].astype(object), table["age"].astype(float)
-    _, rows, prior, read = learnt(table, schema)
-    batch = Batches(replace(rows, conditional_prior=prior.condition(rows))).batch(torch.arange(120))
-    assert_close(read(batch.conditional_prior.distribution, batch).mean, batch.conditional_prior.distribution.mean)
-    assert_close(
-        read(batch.conditional_prior.distribution, batch).log_prob, batch.conditional_prior.distribution.log_prob
-    )
+    _, rows, prior, regression = learn(table, schema)
+    batch = cases.conditioned(rows, prior)
+    p = batch.conditional_prior.distribution
+    posterior = regression(p, batch)
+    assert_close(posterior.mean, p.mean)
+    assert_close(posterior.log_prob, p.log_prob)
 
 
 @pytest.mark.parametrize("covariates", ["joint", "factorised"])
-def test_sex_and_age_of_patients_with_levels_are_read_from_their_measurements(covariates):
+def test_a_model_with_random_effects_imputes_sex_and_age_from_measurements(covariates):
     table, _, schema = cohort()
     model = lacova.GPPriorVAE(schema, latent_dim=2, networks=lacova.Dense((16,), (16,)), covariates=covariates)
     model.fit(table, max_epochs=2, progress=False)
     new, truth, _ = cohort(seed=1)
     new["sex"], new["age"] = pd.Series([None] * len(new), dtype=object), np.nan
     encoder, vae = model._fitted()
-    assert {encoder.space.names[q] for q in vae.covariate_posterior.static_regression.of_x} == {
-        "sex",
-        "age",
-    }  # not the day
-    found = model.impute(new)
+    regression = vae.covariate_posterior.static_regression
+    assert {encoder.space.names[q] for q in regression.of_x} == {"sex", "age"}  # not the day
+    imputed = model.impute(new)
     first = ~new["id"].duplicated()
-    assert (found["sex"] == truth["sex"])[first].mean() > 0.85
-    assert np.corrcoef(found["age"][first], truth["age"][first])[0, 1] > 0.6
+    assert (imputed["sex"] == truth["sex"])[first].mean() > 0.85
+    assert np.corrcoef(imputed["age"][first], truth["age"][first])[0, 1] > 0.6
 
 
-def test_what_is_stated_of_a_covariate_counts_beside_what_is_read():
-    """Who is stated to be old is old, unless measurements are sure of something else."""
+def test_a_stated_prior_is_combined_with_the_regression():
+    """A stated prior of a high age raises the imputed ages, as far as the measurements allow."""
     table, _, schema = cohort()
     settings = {"latent_dim": 2, "networks": lacova.Dense((16,), (16,)), "covariates": "factorised"}
     new = cohort(seed=1)[0].assign(age=np.nan)
-    found = []
+    ages = []
     for stated in ({}, {"age": (80.0, 5.0)}):
         model = lacova.GPPriorVAE(schema, covariate_prior=stated, **settings).fit(table, max_epochs=1, progress=False)
-        found.append(model.impute(new)["age"].mean())
-    assert found[0] == pytest.approx(50.0, abs=5.0)
-    assert 60.0 < found[1] < 80.0
+        ages.append(model.impute(new)["age"].mean())
+    assert ages[0] == pytest.approx(50.0, abs=5.0)
+    assert 60.0 < ages[1] < 80.0
 
 
 @pytest.mark.parametrize("settings", [{"patient_effects": False}, {"covariates": "paper"}, {"covariates": "oracle"}])
-def test_models_without_levels_or_without_a_look_at_y_read_nothing(settings):
+def test_models_without_random_effects_or_without_y_in_the_posterior_have_no_regression(settings):
     _, complete, schema = cohort(20)
     model = lacova.GPPriorVAE(schema, latent_dim=2, networks=lacova.Dense((16,), (16,)), **settings)
     model.fit(complete, max_epochs=1, progress=False)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from lacova.data.batches import Batches
-from lacova.data.encoder import Table
+from lacova.data.table import Table
 
 # Five patients with 3, 1, 4, 2 and 2 visits, interleaved.
 PATIENTS = [0, 1, 2, 0, 2, 3, 2, 4, 0, 3, 2, 4]
@@ -138,7 +138,7 @@ def test_owner_is_the_first_row_of_the_patient():
     assert first.owner.tolist() == [0, 0, 0, 3, 4, 4, 4, 4]
 
 
-def test_without_patients_each_row_owns_itself():
+def test_without_patients_each_row_is_its_own_first_row():
     _, b = next(Batches(table(), 4).in_order())
     assert b.patient.tolist() == b.owner.tolist() == [0, 1, 2, 3]
     assert b.patients == 4
@@ -146,8 +146,8 @@ def test_without_patients_each_row_owns_itself():
 
 def test_take_numbers_patients_anew():
     _, b = next(Batches(table(PATIENTS), None).in_order())
-    keep = torch.isin(b.y[:, 0], torch.tensor([3.0, 8.0, 6.0, 7.0, 11.0], dtype=torch.float64))
-    part = b.take(keep)
+    chosen = torch.isin(b.y[:, 0], torch.tensor([3.0, 8.0, 6.0, 7.0, 11.0], dtype=torch.float64))
+    part = b.take(chosen)
     assert rows_of(part) == [3, 8, 6, 7, 11]
     assert part.patient.tolist() == [0, 0, 1, 2, 2]
     assert part.owner.tolist() == [0, 0, 2, 3, 3]

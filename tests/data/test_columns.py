@@ -1,74 +1,42 @@
-"""What training rows teach of each column, gathered part by part."""
+"""Columns of a DataFrame as numbers."""
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from lacova import Schema
-from lacova.data.columns import ColumnStatistics, Levels, Moments, numbers
-from lacova.data.encoder import TableEncoder
+from lacova.data.columns import level_from_text, numbers, within_bounds
 from lacova.data.errors import DataError
-
-SCHEMA = Schema(["a", "b"], {"x": "continuous", "c": "categorical", "d": "categorical"})
-
-
-def table(n=300, seed=0):
-    rng = np.random.default_rng(seed)
-    frame = pd.DataFrame({"a": 1e9 + rng.normal(size=n), "b": rng.lognormal(0, 2, n), "x": rng.normal(-5, 1e-3, n)})
-    frame = frame.mask(rng.random(frame.shape) < 0.3)
-    frame["c"] = rng.choice(["v", "u", None], n)
-    return frame.assign(d=pd.Categorical(rng.choice(["low", "high"], n), ["low", "mid", "high"]))
-
-
-@pytest.mark.parametrize("scaling", ["standard", "minmax", "none"])
-@pytest.mark.parametrize("cuts", [[], [150], [1, 2, 3, 299], [10, 10, 250]])
-def test_parts_teach_what_the_whole_teaches(scaling, cuts):
-    frame, statistics = table(), ColumnStatistics(SCHEMA)
-    frame.iloc[:3, 1] = np.nan  # a part without an observed value
-    for start, stop in zip([0, *cuts], [*cuts, len(frame)], strict=True):
-        if stop > start:
-            statistics.add(frame.iloc[start:stop])
-    whole, parts = TableEncoder.learn(SCHEMA, frame, scaling), TableEncoder.from_statistics(statistics, scaling)
-    for name in ("y_shift", "y_scale", "x_shift", "x_scale"):
-        # The mean of numbers about 1e9 has ten digits after the point, and so has their spread.
-        np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), rtol=1e-8)
-    assert parts.levels == whole.levels == {"c": ("u", "v"), "d": ("low", "high")}
-
-
-def test_one_part_teaches_exactly_what_numpy_says():
-    frame, statistics = table(), ColumnStatistics(SCHEMA)
-    statistics.add(frame)
-    encoder = TableEncoder.from_statistics(statistics)
-    y = np.stack([frame["a"], frame["b"]], axis=1)
-    assert encoder.y_shift.tolist() == np.nanmean(y, axis=0).tolist()
-    assert encoder.y_scale.tolist() == np.nanstd(y, axis=0).tolist()
-    assert encoder.x_scale[0] == np.nanstd(frame[["x"]].to_numpy(), axis=0)[0]
-
-
-def test_moments_of_a_column_far_from_zero_keep_their_digits():
-    values = 1e8 + np.random.default_rng(0).normal(size=(1000, 1))
-    moments = Moments(1)
-    for part in np.split(values, 20):
-        moments.add(part)
-    np.testing.assert_allclose(moments.var, np.var(values - 1e8, axis=0), rtol=1e-6)  # float64 at 1e8 has 8 digits left
-    assert (moments.low, moments.high) == (values.min(), values.max())
-
-
-def test_levels_of_parts_with_categories_of_their_own():
-    levels = Levels()
-    levels.add(pd.Series(pd.Categorical(["b"], ["b", "a"])))
-    levels.add(pd.Series(pd.Categorical(["c"], ["c", "b"])))
-    assert levels.ordered("x") == ("b", "c")
-    levels.add(pd.Series(["a"]))  # text has no order of its own
-    assert levels.ordered("x") == ("a", "b", "c")
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "Float64", "object", "string"])
-def test_numbers_of_any_type_are_the_same(dtype):
+def test_numbers_do_not_depend_on_the_type_of_the_column(dtype):
     frame = pd.DataFrame({"a": pd.Series([1.5, None, -2.0], dtype=dtype)})
-    found = numbers(frame, "a")
-    np.testing.assert_array_equal(found, [1.5, np.nan, -2.0])
-    assert found.dtype == np.float64
+    values = numbers(frame, "a")
+    np.testing.assert_array_equal(values, [1.5, np.nan, -2.0])
+    assert values.dtype == np.float64
     frame.loc[0, "a"] = "inf" if dtype == "string" else np.inf
     with pytest.raises(DataError, match="1 infinite value"):
         numbers(frame, "a")
+
+
+def test_bounds_of_whole_numbers_are_whole_numbers():
+    schema = Schema(["y"], {"x": "continuous"}, bounds={"y": (0.5, 4.5), "x": (None, 5)}, integers=["y"])
+    assert within_bounds(np.array([-3.0, 1.4, 2.6, 9.0]), "y", schema).tolist() == [1.0, 1.0, 3.0, 4.0]
+    assert within_bounds(np.array([-100.0, 4.75, 5.25]), "x", schema).tolist() == [-100.0, 4.75, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("levels", "text", "level"),
+    [
+        (("f", "m"), "m", "m"),
+        ((1, 2), "2", 2),
+        ((1.0, 2.5), "1", 1.0),
+        ((False, True), "True", True),
+        (("f",), "x", "x"),
+    ],
+)
+def test_a_level_is_recognised_as_text_or_as_a_number(levels, text, level):
+    result = level_from_text(levels, text)
+    assert result == level
+    assert type(result) is type(level)

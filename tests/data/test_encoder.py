@@ -9,25 +9,10 @@ import torch
 
 from lacova import DataError, Schema
 from lacova.data.encoder import TableEncoder
+from tests.tables import VISITS, five_visits
 
 NAN = float("nan")
-SCHEMA = Schema(
-    ["alt", "ast"], {"age": "continuous", "sex": "categorical"}, instance="id", time="day", static=["age", "sex"]
-)
 SIMPLE = Schema(["y"], {"x": "continuous", "c": "categorical"})
-
-
-def visits():
-    return pd.DataFrame(
-        {
-            "id": ["b", "b", "a", "a", "a"],
-            "day": [0.0, 1.0, 0.0, NAN, 4.0],
-            "age": [50.0, NAN, NAN, 31.0, NAN],
-            "sex": [None, "m", "f", None, None],
-            "alt": [30.0, NAN, 20.0, 25.0, 40.0],
-            "ast": [5.0, 7.0, NAN, 3.0, 9.0],
-        }
-    )
 
 
 def simple(**columns):
@@ -43,7 +28,7 @@ def doubled(frame, name):
     return pd.concat([frame, frame[[name]]], axis=1)
 
 
-# Tables that are refused. "learn" refuses the table in training, "encode" as new data for a good encoder.
+# Tables that are refused: in "learn" as training rows, in "encode" as new rows.
 BAD = {
     "unseen category": (
         "encode",
@@ -149,14 +134,14 @@ BAD = {
     ],
 )
 def test_bad_table_is_refused(stage, change, message):
-    bad = change(visits())
+    bad = change(five_visits())
     with pytest.raises(DataError, match=re.escape(message)):
-        TableEncoder.learn(SCHEMA, bad) if stage == "learn" else TableEncoder.learn(SCHEMA, visits()).encode(bad)
+        TableEncoder.learn(VISITS, bad) if stage == "learn" else TableEncoder.learn(VISITS, five_visits()).encode(bad)
 
 
 def test_duplicated_column_outside_the_schema_is_allowed():
-    frame = doubled(visits().assign(note="n"), "note")
-    assert len(TableEncoder.learn(SCHEMA, frame).encode(frame)) == 5
+    frame = doubled(five_visits().assign(note="n"), "note")
+    assert len(TableEncoder.learn(VISITS, frame).encode(frame)) == 5
 
 
 def test_unknown_scaling_is_refused():
@@ -191,10 +176,10 @@ def test_constant_column_of_0_1_is_constant_in_spite_of_rounding():
 
 
 def test_all_missing_row_is_accepted():
-    frame = visits()
+    frame = five_visits()
     frame.loc[1, ["day", "age", "sex", "alt", "ast"]] = None
     frame = frame.assign(id=range(5))
-    table = TableEncoder.learn(SCHEMA, frame).encode(frame)
+    table = TableEncoder.learn(VISITS, frame).encode(frame)
     assert not table.y_mask[1].any()
     assert not table.x_mask[1].any()
     assert table.y[1].tolist() == [0.0, 0.0]
@@ -202,14 +187,14 @@ def test_all_missing_row_is_accepted():
 
 
 def test_column_all_missing_in_new_data_is_accepted():
-    table = TableEncoder.learn(SCHEMA, visits()).encode(visits().assign(alt=NAN, age=NAN, sex=None))
+    table = TableEncoder.learn(VISITS, five_visits()).encode(five_visits().assign(alt=NAN, age=NAN, sex=None))
     assert not table.y_mask[:, 0].any()
     assert not table.x_mask[:, :2].any()
 
 
 def test_static_value_seen_at_one_visit_is_known_at_all():
-    encoder = TableEncoder.learn(SCHEMA, visits())
-    table = encoder.encode(visits(), dtype=torch.float64)
+    encoder = TableEncoder.learn(VISITS, five_visits())
+    table = encoder.encode(five_visits(), dtype=torch.float64)
     age, sex = table.x[:, 0], table.x[:, 1]
     assert table.x_mask[:, :2].all()
     np.testing.assert_allclose(encoder.decode_covariate("age", age), [50, 50, 31, 31, 31], rtol=1e-12)
@@ -218,7 +203,7 @@ def test_static_value_seen_at_one_visit_is_known_at_all():
 
 
 def test_patients_are_numbered_by_first_appearance():
-    table = TableEncoder.learn(SCHEMA, visits()).encode(visits().iloc[[2, 0, 3, 1]])
+    table = TableEncoder.learn(VISITS, five_visits()).encode(five_visits().iloc[[2, 0, 3, 1]])
     assert table.patient.tolist() == [0, 1, 0, 1]
     assert table.labels == ("a", "b")
 
@@ -275,68 +260,68 @@ def test_encode_then_decode_is_the_identity(scaling):
 
 
 def test_decode_measurements_acts_on_the_last_dimension():
-    encoder = TableEncoder.learn(SCHEMA, visits(), "minmax")
+    encoder = TableEncoder.learn(VISITS, five_visits(), "minmax")
     draws = torch.tensor([[[0.0, 1.0]], [[0.5, 0.5]]], dtype=torch.float64)
     assert encoder.decode_measurements(draws).tolist() == [[[20.0, 9.0]], [[30.0, 6.0]]]
 
 
-def test_encode_without_measurements_does_not_look_at_them():
-    frame = visits()
-    encoder = TableEncoder.learn(SCHEMA, frame)
+def test_encode_without_measurements_ignores_them():
+    frame = five_visits()
+    encoder = TableEncoder.learn(VISITS, frame)
     table = encoder.encode(frame.assign(alt="no number").drop(columns="ast"), measurements=False)
     assert not table.y_mask.any()
     assert torch.equal(table.x, encoder.encode(frame).x)
 
 
-def test_encode_has_the_dtype_asked_for_and_is_float32_otherwise():
+def test_encode_has_the_requested_dtype_and_float32_by_default():
     encoder = TableEncoder.learn(SIMPLE, simple())
     assert encoder.encode(simple()).y.dtype == encoder.encode(simple()).x.dtype == torch.float32
     assert encoder.encode(simple(), dtype=torch.float64).x.dtype == torch.float64
 
 
 def test_encode_does_not_change_the_frame():
-    frame, before = visits(), visits()
-    TableEncoder.learn(SCHEMA, frame).encode(frame)
+    frame, before = five_visits(), five_visits()
+    TableEncoder.learn(VISITS, frame).encode(frame)
     pd.testing.assert_frame_equal(frame, before, check_exact=True)
 
 
 def test_fill_writes_into_gaps_only():
-    frame = visits().set_index(pd.Index([9, 9, 3, 4, 1], name="row"))[["ast", "sex", "id", "alt", "day", "age"]]
+    frame = five_visits().set_index(pd.Index([9, 9, 3, 4, 1], name="row"))[["ast", "sex", "id", "alt", "day", "age"]]
     frame.insert(2, "note", [1.5, NAN, 2.5, NAN, NAN])
     frame["ast"] += 0.1
     before = frame.copy()
-    encoder = TableEncoder.learn(SCHEMA, frame)
+    encoder = TableEncoder.learn(VISITS, frame)
     y = np.full((5, 2), [-1.0, -2.0])
     x = torch.tensor([[0.0, 1.0, 0.0]]).repeat(5, 1)
-    done = encoder.fill(frame, y, x)
+    filled = encoder.fill(frame, y, x)
 
     pd.testing.assert_frame_equal(frame, before, check_exact=True)
-    assert list(done.columns) == list(frame.columns)
-    pd.testing.assert_index_equal(done.index, frame.index)
+    assert list(filled.columns) == list(frame.columns)
+    pd.testing.assert_index_equal(filled.index, frame.index)
     for name in frame.columns:
         seen = frame[name].notna().to_numpy()
-        assert done[name][seen].tolist() == before[name][seen].tolist(), name
-    assert done["ast"].tolist()[2] == -2.0
-    assert done["alt"].tolist()[1] == -1.0
-    assert done["day"].tolist()[3] == encoder.x_shift[2]
-    assert done["age"].tolist() == [50.0, 50.0, 31.0, 31.0, 31.0]  # known from another visit
-    assert done["sex"].tolist() == ["m", "m", "f", "f", "f"]
-    assert done["note"].isna().tolist() == [False, True, False, True, True]
+        assert filled[name][seen].tolist() == before[name][seen].tolist(), name
+    assert filled["ast"].tolist()[2] == -2.0
+    assert filled["alt"].tolist()[1] == -1.0
+    assert filled["day"].tolist()[3] == encoder.x_shift[2]
+    assert filled["age"].tolist() == [50.0, 50.0, 31.0, 31.0, 31.0]  # known from another visit
+    assert filled["sex"].tolist() == ["m", "m", "f", "f", "f"]
+    assert filled["note"].isna().tolist() == [False, True, False, True, True]
 
 
 def test_fill_keeps_the_dtypes_of_floats_strings_and_categories():
     sex = pd.Categorical(["f", "m", None], categories=["m", "f", "other"])
     frame = simple(y=[1.0, NAN, 2.0], x=pd.Series([1, NAN, 2], dtype="float32"), c=sex)
     encoder = TableEncoder.learn(SIMPLE, frame)
-    done = encoder.fill(frame, np.ones((3, 1)), torch.zeros(3, 2))
-    pd.testing.assert_series_equal(done.dtypes, frame.dtypes)
-    assert done["c"].tolist() == ["f", "m", "m"]
+    filled = encoder.fill(frame, np.ones((3, 1)), torch.zeros(3, 2))
+    pd.testing.assert_series_equal(filled.dtypes, frame.dtypes)
+    assert filled["c"].tolist() == ["f", "m", "m"]
 
 
 def test_fill_leaves_a_column_without_gaps_as_it_is():
     frame = simple(x=[1, 2, 3])
-    done = TableEncoder.learn(SIMPLE, frame).fill(frame, np.zeros((3, 1)), torch.zeros(3, 2))
-    pd.testing.assert_frame_equal(done, frame, check_exact=True)
+    filled = TableEncoder.learn(SIMPLE, frame).fill(frame, np.zeros((3, 1)), torch.zeros(3, 2))
+    pd.testing.assert_frame_equal(filled, frame, check_exact=True)
 
 
 @pytest.mark.parametrize(
@@ -392,7 +377,7 @@ def test_number_as_text_is_another_level():
 
 
 def test_space_describes_the_covariates():
-    space = TableEncoder.learn(SCHEMA, visits()).space
+    space = TableEncoder.learn(VISITS, five_visits()).space
     assert space.names == ("age", "sex", "day")
     assert space.levels == (0, 2, 0)
     assert space.static == (True, True, False)
@@ -400,8 +385,8 @@ def test_space_describes_the_covariates():
 
 @pytest.mark.parametrize("scaling", ["standard", "minmax", "none"])
 def test_log_jacobian_is_minus_the_sum_of_log_scales_over_observed_entries(scaling):
-    frame = visits()
-    encoder = TableEncoder.learn(SCHEMA, frame, scaling)
+    frame = five_visits()
+    encoder = TableEncoder.learn(VISITS, frame, scaling)
     mask = torch.tensor([[True, True], [True, False], [False, True], [False, False]])
     a, b = np.log(encoder.y_scale)
     assert scaling == "none" or min(abs(a), abs(b)) > 0.5
@@ -419,15 +404,9 @@ def test_log_jacobian_turns_the_scaled_density_into_the_density():
     torch.testing.assert_close(scaled + encoder.log_jacobian(y, torch.ones(3, 1, dtype=torch.bool)), own)
 
 
-def test_table_moves_its_data_and_keeps_patients_on_the_host():
-    table = TableEncoder.learn(SCHEMA, visits()).encode(visits()).to(torch.device("meta"))
-    assert {t.device.type for t in (table.y, table.y_mask, table.x, table.x_mask)} == {"meta"}
-    assert table.patient.device.type == "cpu"
-
-
 @pytest.mark.parametrize("dates", [pd.to_datetime(["2020-01-01", None, "2020-03-01"]), pd.to_timedelta([1, None, 2])])
-def test_missing_date_becomes_a_huge_number(dates):
-    # Dates must be refused, or their gaps be gaps; now NaT is the observed value -9.2e18.
+def test_a_missing_date_is_refused_or_a_gap(dates):
+    # As a number, NaT would be the observed value -9.2e18.
     frame = simple(x=dates)
     try:
         table = TableEncoder.learn(SIMPLE, frame).encode(frame)
@@ -438,26 +417,26 @@ def test_missing_date_becomes_a_huge_number(dates):
 
 def test_fill_of_a_nullable_integer_measurement():
     frame = simple(y=pd.array([1, None, 4], dtype="Int64"))
-    done = TableEncoder.learn(SIMPLE, frame).fill(frame, np.full((3, 1), 2.5), torch.zeros(3, 2))
-    assert done["y"].tolist() == [1, 2, 4]
-    assert done["y"].dtype == "Int64"
+    filled = TableEncoder.learn(SIMPLE, frame).fill(frame, np.full((3, 1), 2.5), torch.zeros(3, 2))
+    assert filled["y"].tolist() == [1, 2, 4]
+    assert filled["y"].dtype == "Int64"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "Float32", "Float64"])
 def test_fill_of_a_narrow_or_nullable_float_measurement(dtype):
     frame = simple(y=pd.array([1.5, None, 4.5], dtype=dtype))
-    done = TableEncoder.learn(SIMPLE, frame).fill(frame, np.full((3, 1), 0.1), torch.zeros(3, 2))
-    assert done["y"].dtype == dtype
-    assert done["y"].tolist() == [1.5, pytest.approx(0.1, rel=1e-7), 4.5]
+    filled = TableEncoder.learn(SIMPLE, frame).fill(frame, np.full((3, 1), 0.1), torch.zeros(3, 2))
+    assert filled["y"].dtype == dtype
+    assert filled["y"].tolist() == [1.5, pytest.approx(0.1, rel=1e-7), 4.5]
 
 
 def test_filled_static_column_can_be_encoded_again():
-    # A known static value is decoded, not copied: one patient ends with two values, which then "conflict".
-    frame = visits().assign(age=[50.1, NAN, NAN, 31.7, NAN])
-    encoder = TableEncoder.learn(SCHEMA, frame)
-    done = encoder.fill(frame, np.zeros((5, 2)), encoder.encode(frame).x)
-    assert encoder.encode(done).x_mask[:, 0].all()
-    assert done["age"].tolist() == [50.1, 50.1, 31.7, 31.7, 31.7]
+    # A static value known from another visit is copied, not decoded: rounding would give a patient two values.
+    frame = five_visits().assign(age=[50.1, NAN, NAN, 31.7, NAN])
+    encoder = TableEncoder.learn(VISITS, frame)
+    filled = encoder.fill(frame, np.zeros((5, 2)), encoder.encode(frame).x)
+    assert encoder.encode(filled).x_mask[:, 0].all()
+    assert filled["age"].tolist() == [50.1, 50.1, 31.7, 31.7, 31.7]
 
 
 # Bounds and whole numbers.
@@ -465,7 +444,7 @@ def test_filled_static_column_can_be_encoded_again():
 LIMITED = Schema(["y"], {"x": "continuous", "c": "categorical"}, bounds={"y": (0, 4.5), "x": (None, 5)}, integers=["y"])
 
 
-def test_decoded_values_are_kept_within_bounds_and_whole():
+def test_decoded_values_are_within_bounds_and_whole():
     encoder = TableEncoder.learn(LIMITED, simple(), "none")
     y = torch.tensor([[[-3.0], [0.4], [0.6], [4.4], [9.0]]], dtype=torch.float64)
     assert encoder.decode_measurements(y).tolist() == [[[0.0], [0.0], [1.0], [4.0], [4.0]]]  # 4.5 is no whole number
@@ -475,7 +454,7 @@ def test_decoded_values_are_kept_within_bounds_and_whole():
 
 def test_only_columns_with_bounds_are_changed():
     schema = Schema(["alt", "ast"], {"age": "continuous"}, bounds={"ast": (0, 1)})
-    encoder = TableEncoder.learn(schema, visits().assign(ast=[0.0, 1.0, 0.5, 0.5, NAN]), "none")
+    encoder = TableEncoder.learn(schema, five_visits().assign(ast=[0.0, 1.0, 0.5, 0.5, NAN]), "none")
     assert encoder.decode_measurements(torch.tensor([[-7.25, -7.25], [9.5, 9.5]])).tolist() == [
         [-7.25, 0.0],
         [9.5, 1.0],
@@ -505,14 +484,14 @@ def test_new_values_beyond_the_bounds_come_back_as_they_are():
     encoder = TableEncoder.learn(LIMITED, simple())
     frame = simple(y=[-1.5, NAN, 99.0], x=[70.0, 1.0, 2.0])
     encoder.encode(frame)
-    done = encoder.fill(frame, np.ones((3, 1)), torch.zeros(3, 2))
-    assert done["y"].tolist() == [-1.5, 1.0, 99.0]
-    assert done["x"].tolist() == [70.0, 1.0, 2.0]
+    filled = encoder.fill(frame, np.ones((3, 1)), torch.zeros(3, 2))
+    assert filled["y"].tolist() == [-1.5, 1.0, 99.0]
+    assert filled["x"].tolist() == [70.0, 1.0, 2.0]
 
 
-def test_fill_of_a_narrow_float():
+def test_filled_values_are_rounded_to_a_narrow_float():
     # pandas refuses values with more digits than a float32 holds.
     frame = simple(y=pd.Series([1, NAN, 4], dtype="float32"))
-    done = TableEncoder.learn(SIMPLE, frame).fill(frame, np.full((3, 1), 0.1), torch.zeros(3, 2))
-    assert done["y"].dtype == "float32"
-    assert done["y"].tolist()[1] == np.float32(0.1).item()
+    filled = TableEncoder.learn(SIMPLE, frame).fill(frame, np.full((3, 1), 0.1), torch.zeros(3, 2))
+    assert filled["y"].dtype == "float32"
+    assert filled["y"].tolist()[1] == np.float32(0.1).item()

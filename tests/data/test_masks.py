@@ -6,8 +6,8 @@ from lacova.data.errors import DataError
 from lacova.datasets import mask_at_random, rotated_digits
 
 
-def visits(patients=300, each=4):
-    patient = np.tile(np.arange(patients), each)  # a patient's rows need not be beside each other
+def visits(patients=300, times=4):
+    patient = np.tile(np.arange(patients), times)  # the rows of a patient need not be adjacent
     return pd.DataFrame({"id": patient, "sex": np.where(patient % 2, "f", "m"), "age": 40.0 + patient, "dose": 1.0})
 
 
@@ -22,7 +22,7 @@ def test_masking_hides_the_stated_share_and_nothing_else():
     assert not masked.equals(mask_at_random(table, list(schema.covariates), 0.3, seed=1))
 
 
-def test_visit_constant_columns_lose_all_of_a_patient_or_nothing():
+def test_static_columns_lose_all_entries_of_a_patient_or_none():
     table, columns = visits(), ["sex", "age", "dose"]
     masked = mask_at_random(table, columns, 0.3, 5, instance="id", static=["sex", "age"])
     share = masked.isna().groupby(table["id"]).mean()
@@ -36,7 +36,7 @@ def test_visit_constant_columns_lose_all_of_a_patient_or_nothing():
     assert not masked["sex"].equals(plain["sex"])
 
 
-def test_labels_of_patients_may_be_anything_and_static_columns_may_stay():
+def test_labels_may_be_of_any_type_and_static_columns_may_stay_complete():
     table = visits()
     text = table.assign(id=["p" + str(-k) for k in table["id"]])
     options = {"instance": "id", "static": ["sex", "age"]}

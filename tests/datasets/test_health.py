@@ -58,8 +58,8 @@ def test_coins_are_fair_and_the_stated_share_of_pixels_is_missing(file):
     assert np.isnan(pixels(health_mnist(2, source=file)[0], schema)).mean() == pytest.approx(0.25, abs=0.01)
 
 
-def test_images_turn_and_move_as_stated(file, monkeypatch):
-    monkeypatch.setattr(health, "SHAKE", 0.0)
+def test_images_rotate_and_move_as_stated(file, monkeypatch):
+    monkeypatch.setattr(health, "ROTATION_SD", 0.0)
     table, schema = health_mnist(6, seed=1, missing=0.0, source=file)
     assert set(table["disease"]) == {0, 1}
     images = pixels(table, schema)
@@ -81,29 +81,29 @@ def test_images_turn_and_move_as_stated(file, monkeypatch):
         assert max(matches) < 1e-9
 
 
-def test_all_shake_at_every_visit(file, monkeypatch):
-    asked = []
+def test_the_rotation_of_every_visit_has_independent_noise(file, monkeypatch):
+    calls = []
 
     def record(images, rotation, shift, contrast):
-        asked.append((rotation, shift, contrast))
+        calls.append((rotation, shift, contrast))
         return images
 
     monkeypatch.setattr(health, "transform", record)
     table, _ = health_mnist(200, missing=0.0, source=file)
-    ((rotation, shift, contrast),) = asked
+    ((rotation, shift, contrast),) = calls
     k = table["age"].to_numpy()
-    shake = (rotation - np.where(table["disease"] == 1, 45 / (1 + np.exp(9 - k)), 5.0)) / 2
-    assert shake.mean() == pytest.approx(0, abs=0.05)
-    assert shake.std() == pytest.approx(1, abs=0.035)
-    means = shake.reshape(200, 20).mean(1)
+    eps = (rotation - np.where(table["disease"] == 1, 45 / (1 + np.exp(9 - k)), 5.0)) / 2
+    assert eps.mean() == pytest.approx(0, abs=0.05)
+    assert eps.std() == pytest.approx(1, abs=0.035)
+    means = eps.reshape(200, 20).mean(1)
     assert means.std() == pytest.approx(20**-0.5, rel=0.2)  # independent from visit to visit
     np.testing.assert_allclose(shift, np.sqrt(2) * k / 10)
     assert (contrast == 1).all()
 
 
-def test_patients_have_images_of_their_own(file, monkeypatch, tmp_path):
-    monkeypatch.setattr(health, "SHAKE", 0.0)
-    monkeypatch.setattr(health, "turn", lambda t, sick: 0.0 * t)
+def test_patients_have_different_images_while_there_are_enough(file, monkeypatch, tmp_path):
+    monkeypatch.setattr(health, "ROTATION_SD", 0.0)
+    monkeypatch.setattr(health, "mean_rotation", lambda t, sick: 0.0 * t)
     table, schema = health_mnist(60, missing=0.0, source=file)
     first = pixels(table, schema)[::20].reshape(60, -1)
     assert len(np.unique(first.round(9), axis=0)) == 60
@@ -115,7 +115,7 @@ def test_patients_have_images_of_their_own(file, monkeypatch, tmp_path):
     assert set(brightest[sex == 3].round(6)) == {30.0}
     counts = np.unique(brightest[sex == 6].round(6), return_counts=True)
     assert counts[0].tolist() == [60.0, 90.0]
-    assert abs(np.diff(counts[1])[0]) <= 1  # used again only when all have been used
+    assert abs(np.diff(counts[1])[0]) <= 1  # reused only when all have been used
     np.savez(few, x=np.zeros((1, 28, 28), np.uint8), y=[3])
     with pytest.raises(DataError, match=r"few.npz has no image with label 6"):
         health_mnist(2, source=few)

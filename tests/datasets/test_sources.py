@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 
 from lacova.data.errors import DataError
 from lacova.datasets import digit_images, mnist
-from lacova.datasets.sources import MOST, embedded
+from lacova.datasets.sources import MAX_IMAGES, embedded
 
 
 @pytest.fixture
@@ -48,9 +48,9 @@ def test_training_images_come_first_and_a_file_counts_once(tmp_path, digits):
     write(tmp_path, "t10k", images[:5], labels[:5], end=".gz")
     write(tmp_path, "train", images[5:], labels[5:], mark=".", end=".gz")
     (tmp_path / "notes.txt").write_text("not a digit")
-    found, of = mnist(str(tmp_path))
-    np.testing.assert_array_equal(found, np.concatenate([images[5:], images[:5]]))
-    np.testing.assert_array_equal(of, np.concatenate([labels[5:], labels[:5]]))
+    joined_images, joined_labels = mnist(str(tmp_path))
+    np.testing.assert_array_equal(joined_images, np.concatenate([images[5:], images[:5]]))
+    np.testing.assert_array_equal(joined_labels, np.concatenate([labels[5:], labels[:5]]))
 
 
 def test_npz_and_the_first_three_and_six(tmp_path, digits):
@@ -84,7 +84,7 @@ def test_without_any_source_the_embedded_digits(monkeypatch):
         np.testing.assert_allclose(ndimage.map_coordinates(large / 255.0, at, order=1), small / 16, atol=0.13)
 
 
-def test_the_optional_package_is_taken_where_it_is(monkeypatch, digits):
+def test_the_optional_package_is_used_if_it_is_installed(monkeypatch, digits):
     class Data:
         @staticmethod
         def mnist_data():
@@ -159,7 +159,7 @@ def test_bad_gzip(tmp_path, digits):
     refused(tmp_path, "cannot be read: Not a gzipped file")
 
 
-def test_folders_without_what_is_needed(tmp_path, digits):
+def test_incomplete_folders_are_refused(tmp_path, digits):
     refused(tmp_path, "has no file named like train-images-idx3-ubyte")
     write(tmp_path, "train", *digits)
     (tmp_path / "train-labels-idx1-ubyte").unlink()
@@ -204,7 +204,7 @@ def test_bad_npz(tmp_path, digits):
     refused(file, "has shape (); expected n×28×28")
 
 
-def test_an_npz_is_not_believed_nor_executed(tmp_path, digits):
+def test_an_npz_is_checked_and_never_executed(tmp_path, digits):
     file, ran = tmp_path / "digits.npz", []
 
     class Harm:
@@ -215,7 +215,7 @@ def test_an_npz_is_not_believed_nor_executed(tmp_path, digits):
     refused(file, "holds object; expected whole numbers")
     assert ran == []
     for x, sentence in (
-        (npy((MOST + 1, 28, 28)), "expected n×28×28, with 1 to 1,048,576 images"),
+        (npy((MAX_IMAGES + 1, 28, 28)), "expected n×28×28, with 1 to 1,048,576 images"),
         (npy((12, 28, 28)) + bytes(9), "cannot be read: "),
         (npy((12, 28, 28), "|V99999999"), "holds |V99999999; expected bytes"),
         (b"\x93NUMPY\x09\x00", "cannot be read: "),

@@ -1,5 +1,4 @@
 import numpy as np
-import pandas as pd
 import pytest
 
 from lacova.data.errors import DataError
@@ -67,25 +66,10 @@ def test_a_quarter_is_observed_before_the_filter(whole, filtered):
     assert filtered[0][list(filtered[1].measurements)].notna().to_numpy().mean() > 0.85
 
 
-def test_the_filter_makes_one_table_of_the_other(whole, filtered):
-    left, names = drop_sparse(whole[0], whole[1].measurements, "id")
+def test_the_filtered_table_is_the_filter_of_the_full_one(whole, filtered):
+    dense, names = drop_sparse(whole[0], whole[1].measurements, "id")
     assert names == list(filtered[1].measurements)
-    assert left.reset_index(drop=True).equals(filtered[0])
-
-
-def test_the_filter_works_in_the_papers_order():
-    seen, gap = 1.0, np.nan
-    table = pd.DataFrame({
-        "id": [1] * 5 + [2] * 6, "a": [seen] * 11, "b": [seen] * 10 + [gap], "c": [seen] + [gap] * 10
-    })  # fmt: skip
-    left, names = drop_sparse(table, ["a", "b", "c"], "id")  # c goes first, and with it no row
-    assert names == ["a", "b"]
-    assert len(left) == 11  # c is 9% observed; the last row has one of two: half
-    left, names = drop_sparse(table, ["a", "b", "c"], "id", columns=0.09)
-    assert names == ["a", "b", "c"]
-    assert left.index.tolist() == list(range(10))  # one of three is too little
-    assert drop_sparse(table, ["a", "b", "c"], "id", columns=0.09, visits=6)[0].empty
-    assert drop_sparse(table, ["a", "b", "c"], "id", rows=0.7)[0]["id"].unique().tolist() == [1, 2]
+    assert dense.reset_index(drop=True).equals(filtered[0])
 
 
 def test_visits_are_irregular_and_within_the_stay(large, whole):
@@ -100,7 +84,7 @@ def test_visits_are_irregular_and_within_the_stay(large, whole):
     assert everyone["size"].sum() / everyone["max"].sum() == pytest.approx(1 / 18, rel=0.06)
 
 
-def test_age_sex_and_chains_follow_their_laws(large):
+def test_age_sex_and_chains_follow_their_distributions(large):
     table, _ = large
     people = table.groupby("id")[["age", "sex"]].first()
     assert people["age"].mean() == pytest.approx(68, abs=0.6)
@@ -117,11 +101,11 @@ def test_age_sex_and_chains_follow_their_laws(large):
     now, before = z[1:][same], z[:-1][same]
     slope = (now * before).sum(0) / (np.exp(-gap / CHAINS.memory) * before**2).sum(0)
     np.testing.assert_allclose(slope, 1, atol=0.12)
-    # Different chains know nothing of each other.
+    # Different chains are independent.
     assert np.abs(np.corrcoef(states.T) - np.eye(20)).max() < 0.06
 
 
-def test_measurements_are_mean_level_and_noise(large):
+def test_measurements_are_mean_intercept_and_noise(large):
     table, schema = large
     names = list(schema.measurements)
     sd = np.array([TESTS[name][3] for name in names])
@@ -134,7 +118,7 @@ def test_measurements_are_mean_level_and_noise(large):
     assert np.abs(np.corrcoef(rest.fillna(0).T) - np.eye(28)).max() < 0.12
 
 
-def test_effects_are_what_a_regression_finds(large):
+def test_effects_are_those_that_a_regression_estimates(large):
     table, _ = large
     effects = simulated_trial_effects()
     x = table[["age", "sex", *INDICATORS]]
@@ -142,13 +126,13 @@ def test_effects_are_what_a_regression_finds(large):
         seen = table[name].notna()
         trend = SYSTEMS[TESTS[name][0]][0](table["day"] / LONGEST)
         design = np.column_stack([np.ones(seen.sum()), trend[seen], x[seen]])
-        found, *_ = np.linalg.lstsq(design, table.loc[seen, name], rcond=None)
+        estimated, *_ = np.linalg.lstsq(design, table.loc[seen, name], rcond=None)
         sd = TESTS[name][3]
-        assert found[1] / sd == pytest.approx(TESTS[name][1], abs=0.1)
-        np.testing.assert_allclose(found[3:] / sd, effects.loc[name, x.columns[1:]] / sd, atol=0.07)
-        assert found[2] == pytest.approx(effects.loc[name, "age"], abs=0.03 * sd / 8)
+        assert estimated[1] / sd == pytest.approx(TESTS[name][1], abs=0.1)
+        np.testing.assert_allclose(estimated[3:] / sd, effects.loc[name, x.columns[1:]] / sd, atol=0.07)
+        assert estimated[2] == pytest.approx(effects.loc[name, "age"], abs=0.03 * sd / 8)
     assert effects.index.tolist() == list(TESTS)
-    assert (effects["noise"] / effects["level"]).to_numpy() == pytest.approx(0.8)
+    assert (effects["noise"] / effects["intercept"]).to_numpy() == pytest.approx(0.8)
     assert (effects[list(INDICATORS)] != 0).any().all()  # everything matters to something
 
 
@@ -157,8 +141,8 @@ def test_effects_are_differences_of_the_mean():
     effects = simulated_trial_effects()
     for name in ("age", "sex", "ae_oedema", "cm_furosemide"):
         more = table.assign(**{name: table[name] + 1})
-        found = simulated_trial_mean(more) - simulated_trial_mean(table)
-        np.testing.assert_allclose(found, np.tile(effects[name], (len(table), 1)), atol=1e-9)
+        difference = simulated_trial_mean(more) - simulated_trial_mean(table)
+        np.testing.assert_allclose(difference, np.tile(effects[name], (len(table), 1)), atol=1e-9)
     with pytest.raises(DataError, match=r"no column 'day'; expected one of simulated_trial"):
         simulated_trial_mean(table.drop(columns="day"))
     with pytest.raises(ValueError, match="patients is 0; expected 1 or more"):

@@ -1,4 +1,4 @@
-"""Draws of missing covariates against sums over all that could have been."""
+"""Draws of missing covariates against sums over all possible completions."""
 
 from itertools import product
 
@@ -12,12 +12,12 @@ from lacova.datasets.trial import CHAINS, COVARIATES, INDICATORS
 
 RATE = 0.2 / 18  # of full visits, a day
 DAYS = np.arange(731)
-# probability of days up to a factor of their number: over all stays that are long enough
+# probability of a set of days with this last day, up to a factor that depends on their number
 STAYS = np.array([sum((1 - RATE) ** stay for stay in range(max(60, last), 731)) for last in DAYS])
 
 
 def patient(days, **indicators):
-    """Visits of one patient: nothing is seen but what is named."""
+    """Return visits of one patient, with all covariates missing but those named."""
     table = pd.DataFrame(np.nan, index=range(len(days)), columns=list(COVARIATES))
     return table.assign(id=4, day=days, **indicators)
 
@@ -27,7 +27,7 @@ def column(name):
 
 
 def courses(table, days, names):
-    """Completions of one patient's states, each with its weight for each case of the days (cases × visits)."""
+    """Yield completions of a patient's states, each with its weight for each case of the days (cases × visits)."""
     seen = table[names].to_numpy(float)
     gaps = np.argwhere(np.isnan(seen))
     order = np.argsort(days, axis=1)
@@ -42,14 +42,15 @@ def courses(table, days, names):
             s = states[order, j]
             weight *= np.where(s[:, 0] == 1, share, 1 - share)
             for k in range(len(table) - 1):
-                law = np.where(s[:, k + 1] == 1, share, 1 - share)
-                weight *= law + np.exp(-(t[:, k + 1] - t[:, k]) / memory) * ((s[:, k] == s[:, k + 1]) - law)
+                stationary = np.where(s[:, k + 1] == 1, share, 1 - share)
+                decay = np.exp(-(t[:, k + 1] - t[:, k]) / memory)
+                weight *= stationary + decay * ((s[:, k] == s[:, k + 1]) - stationary)
         yield states, weight
 
 
 def compare(table, names, draws, seed=0, sweeps=10):
-    """Law of days in bins and of states together with their day, drawn and summed up."""
-    found = true_covariates(table, draws, np.random.default_rng(seed), sweeps=sweeps)
+    """Compare the distributions of binned days and of states with days between draws and exact sums."""
+    completed = true_covariates(table, draws, np.random.default_rng(seed), sweeps=sweeps)
     missing = np.flatnonzero(table["day"].isna())
     grids = np.meshgrid(*[DAYS] * len(missing), indexing="ij")
     days = np.tile(table["day"].fillna(-1).to_numpy(int), (grids[0].size if grids else 1, 1))
@@ -57,8 +58,8 @@ def compare(table, names, draws, seed=0, sweeps=10):
         days[:, i] = grid.ravel()
     edges = np.arange(0, 731, 60)
     cells = [np.digitize(days[:, i], edges) for i in missing]
-    drawn_cells = [np.digitize(found[:, i, 0], edges) for i in missing]
-    drawn_states = found[:, :, [column(name) for name in names]]
+    drawn_cells = [np.digitize(completed[:, i, 0], edges) for i in missing]
+    drawn_states = completed[:, :, [column(name) for name in names]]
     total, expected = 0.0, {}
     for states, weight in courses(table, days, names):
         total += weight.sum()
@@ -81,8 +82,8 @@ def compare(table, names, draws, seed=0, sweeps=10):
         close(np.bincount(cell, minlength=15) / draws, expected[k])
         close((drawn_states * (cell > 6)[:, None, None]).mean(0), expected["late", k])
     if len(missing) > 1:
-        close((found[:, missing[0], 0] < found[:, missing[1], 0]).mean(), expected["order"])
-    return found
+        close((completed[:, missing[0], 0] < completed[:, missing[1], 0]).mean(), expected["order"])
+    return completed
 
 
 def test_states_between_known_days():
@@ -91,9 +92,9 @@ def test_states_between_known_days():
         [30.0, 400.0, 90.0, 100.0],  # not in order
         ae_infection=[1, nan, nan, 0], cm_simvastatin=[nan, 1, nan, nan], ae_nausea=[nan, nan, nan, nan],
     )  # fmt: skip
-    found = compare(table, ["ae_infection", "cm_simvastatin", "ae_nausea"], 6000)
-    other = found[:, :, column("cm_morphine")]
-    assert other.mean() == pytest.approx(0.2, abs=0.03)  # never seen: its share
+    completed = compare(table, ["ae_infection", "cm_simvastatin", "ae_nausea"], 6000)
+    other = completed[:, :, column("cm_morphine")]
+    assert other.mean() == pytest.approx(0.2, abs=0.03)  # never observed: its share
 
 
 def test_one_missing_day_among_others():
@@ -115,61 +116,61 @@ def test_several_missing_days():
 
 def test_no_day_known_at_all():
     table = patient([np.nan, np.nan], cm_prednisone=[1, 0], cm_simvastatin=[1, 0])
-    found = compare(table, ["cm_prednisone", "cm_simvastatin"], 4000)
-    assert (found[:, 0, 0] != found[:, 1, 0]).all()
+    completed = compare(table, ["cm_prednisone", "cm_simvastatin"], 4000)
+    assert (completed[:, 0, 0] != completed[:, 1, 0]).all()
 
 
-def test_what_is_seen_stays_and_static_covariates_are_one_unknown():
+def test_observed_entries_stay_and_static_covariates_are_one_unknown():
     table, schema = simulated_trial(12, seed=3)
     names = list(schema.covariates)
     gaps = mask_at_random(table, names, 0.3, 7, instance="id", static=schema.static)
-    found = true_covariates(gaps, 40, np.random.default_rng(0))
+    completed = true_covariates(gaps, 40, np.random.default_rng(0))
     again = true_covariates(gaps, 40, np.random.default_rng(0))
-    np.testing.assert_array_equal(found, again)
-    assert found.shape == (40, len(table), 23)
+    np.testing.assert_array_equal(completed, again)
+    assert completed.shape == (40, len(table), 23)
     x = gaps[names].to_numpy(float)
-    np.testing.assert_array_equal(found[:, ~np.isnan(x)], np.tile(x[~np.isnan(x)], (40, 1)))
-    assert np.isfinite(found).all()
+    np.testing.assert_array_equal(completed[:, ~np.isnan(x)], np.tile(x[~np.isnan(x)], (40, 1)))
+    assert np.isfinite(completed).all()
     for name in ("age", "sex"):
-        values = pd.DataFrame(found[:, :, column(name)].T).groupby(table["id"].to_numpy())
+        values = pd.DataFrame(completed[:, :, column(name)].T).groupby(table["id"].to_numpy())
         assert (values.nunique() == 1).all().all()
         unknown = gaps[name].isna().to_numpy()
-        assert (found[:, unknown, column(name)].std(0) > 0).all()
-    # Seen at one visit is seen at all: another visit of the patient says it.
-    some = table.assign(sex=table["sex"].where(~table["id"].duplicated()), age=table["age"].where(table["day"] < 0))
-    found = true_covariates(some, 500, np.random.default_rng(0))
-    np.testing.assert_array_equal(found[:, :, column("sex")], np.tile(table["sex"], (500, 1)))
+        assert (completed[:, unknown, column(name)].std(0) > 0).all()
+    # A static covariate observed at one visit is known at all visits.
+    partial = table.assign(sex=table["sex"].where(~table["id"].duplicated()), age=table["age"].where(table["day"] < 0))
+    completed = true_covariates(partial, 500, np.random.default_rng(0))
+    np.testing.assert_array_equal(completed[:, :, column("sex")], np.tile(table["sex"], (500, 1)))
     first = ~table["id"].duplicated().to_numpy()
-    drawn = found[:, first, column("age")]
+    drawn = completed[:, first, column("age")]
     assert drawn.mean() == pytest.approx(68, abs=0.4)
     assert drawn.std() == pytest.approx(8, rel=0.05)
 
 
-def test_the_truth_lies_where_the_draws_say():
-    """Over many patients, what was hidden is to the draws as one of them: all of the law, the filter included."""
+def test_hidden_values_have_the_distribution_of_the_draws():
+    """Over many patients, hidden values rank among the draws as one of them would; this includes the filter."""
     table, schema = simulated_trial(300, seed=11)
     names = list(schema.covariates)
     gaps = mask_at_random(table, names, 0.25, 3, instance="id", static=schema.static)
-    found = true_covariates(gaps, 20, np.random.default_rng(1), sweeps=4)
+    completed = true_covariates(gaps, 20, np.random.default_rng(1), sweeps=4)
     truth = table[names].to_numpy(float)
     hidden = gaps[names].isna().to_numpy()
     days = hidden[:, 0]
-    rank = (found[:, days, 0] < truth[days, 0]).mean(0) + (found[:, days, 0] == truth[days, 0]).mean(0) / 2
+    rank = (completed[:, days, 0] < truth[days, 0]).mean(0) + (completed[:, days, 0] == truth[days, 0]).mean(0) / 2
     assert days.sum() > 400
     assert rank.mean() == pytest.approx(0.5, abs=3.5 * np.sqrt(1 / 12 / days.sum()))
     assert ((rank > 0.25) & (rank < 0.75)).mean() == pytest.approx(0.5, abs=0.08)
-    p = found.mean(0)[:, 3:][hidden[:, 3:]]
+    p = completed.mean(0)[:, 3:][hidden[:, 3:]]
     y = truth[:, 3:][hidden[:, 3:]]
     share = np.tile(CHAINS.share, (len(table), 1))[hidden[:, 3:]]
     for low, high in ((-0.01, 0.1), (0.1, 0.3), (0.3, 0.7), (0.7, 0.9), (0.9, 1.01)):
-        one = found[0, :, 3:][hidden[:, 3:]]
-        others = found[1:].mean(0)[:, 3:][hidden[:, 3:]]
+        one = completed[0, :, 3:][hidden[:, 3:]]
+        others = completed[1:].mean(0)[:, 3:][hidden[:, 3:]]
         group = (others > low) & (others < high)
         assert y[group].mean() == pytest.approx(one[group].mean(), abs=5 * np.sqrt(0.5 * 0.5 / group.sum()))
-    assert np.mean((y - p) ** 2) < 0.75 * np.mean((y - share) ** 2)  # other visits say much
+    assert np.mean((y - p) ** 2) < 0.75 * np.mean((y - share) ** 2)  # other visits are informative
 
 
-def test_before_the_filter_patients_are_seen_more_often():
+def test_before_the_filter_visits_are_more_frequent():
     table = patient([700.0, np.nan])
     unknown = patient([np.nan, np.nan])
     days = [true_covariates(unknown, 3000, np.random.default_rng(0), filtered=f)[:, :, 0] for f in (True, False)]

@@ -12,16 +12,17 @@ from lacova.covariates.prior import FactorisedPrior
 from lacova.data.batches import Batch, Batches
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import FactorisedDistribution
-from lacova.data.encoder import Table
+from lacova.data.table import Table
 from lacova.inference.objective import elbo, log_likelihood
 from lacova.inference.vae import ConditionalVAE
 from lacova.likelihoods.families import GaussianLikelihood
 from lacova.nn.networks import Dense
-from lacova.priors.base import ConditionalNormal, GPPrior, StandardNormal
 from lacova.priors.gp.bounds import exact_kl
 from lacova.priors.gp.formula import Component, Factor
 from lacova.priors.gp.inducing import InducingPoints
 from lacova.priors.gp.kernels import AdditiveKernel
+from lacova.priors.gp.prior import GPPrior
+from lacova.priors.normal import ConditionalNormal, StandardNormal
 
 NUMBERS = CovariateSpace(("a", "b"), (0, 0), (False, False))
 MIXED = CovariateSpace(("a", "c"), (0, 2), (False, False))

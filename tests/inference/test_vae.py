@@ -27,11 +27,11 @@ def test_a_row_hides_anything_between_nothing_and_the_share():
     vae, training_batch = first_lesson()
     many = replace(training_batch.shown, x=training_batch.shown.x.new_zeros(20_000, training_batch.shown.x.shape[1]))
     plain, noise = vae.draw_eps(many, 1, generator()), vae.draw_eps(many, 1, generator(), dropout=0.6)
-    assert plain.hidden is None
+    assert plain.dropped_y is None
     assert_close(noise.z, plain.z, rtol=0, atol=0)  # what else is drawn stays as it was
-    assert noise.hidden.float().mean() == pytest.approx(0.3, abs=0.01)
-    assert_close(noise.rows(slice(3, 9)).hidden, noise.hidden[3:9])
-    together = torch.cov(noise.hidden.float().T)[0, 1]
+    assert noise.dropped_y.float().mean() == pytest.approx(0.3, abs=0.01)
+    assert_close(noise.rows(slice(3, 9)).dropped_y, noise.dropped_y[3:9])
+    together = torch.cov(noise.dropped_y.float().T)[0, 1]
     assert together == pytest.approx(0.6**2 / 12, abs=0.005)  # the variance of a row's share
 
 
@@ -48,13 +48,13 @@ def test_the_encoder_does_not_see_them_and_the_bound_asks_for_all(estimate, monk
             found = bound(vae, rows, training_batch.how, numbers, q_x)
         return torch.stack([found.reconstruction, found.kl_latent, found.elbo])
 
-    seen = batch.y_mask & ~noise.hidden
+    seen = batch.y_mask & ~noise.dropped_y
     seen[~seen.any(1)] = batch.y_mask[~seen.any(1)]  # a row that has lost all it had is shown whole
     assert (seen.any(1) == batch.y_mask.any(1)).all()
     found, thinned = terms(batch, noise), replace(batch, y_mask=seen)
-    q_z, bare = vae.latents(thinned), replace(noise, hidden=None)
+    q_z, bare = vae.latents(thinned), replace(noise, dropped_y=None)
     junk = replace(batch, y=torch.where(batch.y_mask & ~seen, batch.y + 9.0, batch.y))
-    assert_close(vae.latents(junk, noise.hidden)[:2], q_z[:2])
+    assert_close(vae.latents(junk, noise.dropped_y)[:2], q_z[:2])
     assert (found - terms(thinned, bare)).abs()[0] > 1.0  # fewer measurements are asked for there
     monkeypatch.setattr(vae, "latents", lambda *_: q_z)
     assert_close(found, terms(batch, bare))

@@ -7,8 +7,8 @@ import torch
 from torch import distributions
 from torch.distributions import Normal
 
-from lacova.data.encoder import Table
 from lacova.data.measurement_space import COUNTS, FAMILIES, LEVELS, NO_LIMITS, MeasurementSpace
+from lacova.data.table import Table
 from lacova.likelihoods.families import NOISE_FLOOR, GaussianLikelihood
 from lacova.likelihoods.mixed import MixedLikelihood, learn
 

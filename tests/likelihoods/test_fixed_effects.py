@@ -15,7 +15,7 @@ from lacova.data.distributions import ConditionalPrior, FactorisedDistribution
 from lacova.data.encoder import TableEncoder
 from lacova.inference.effects import _levels
 from lacova.inference.objective import elbo
-from lacova.inference.predict import chunks
+from lacova.inference.draws import chunks
 from lacova.likelihoods.families import GaussianLikelihood
 from lacova.likelihoods.fixed_effects import FixedEffects, FixedPart
 from lacova.likelihoods.random_effects import DriftingIntercepts, RandomIntercepts

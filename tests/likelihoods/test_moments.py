@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import lacova
-from lacova.data.columns import ColumnStatistics
 from lacova.data.encoder import TableEncoder
+from lacova.data.statistics import ColumnStatistics
 from lacova.likelihoods.mixed import learn
 from lacova.likelihoods.moments import Moments
 
@@ -53,7 +53,7 @@ def test_moments_are_those_of_draws(kinds, scaling):
     mean, var = moments(outputs)
     with torch.no_grad():
         y = likelihood.sample(outputs.expand(100_000, -1, -1), generator)
-    own = encoder.own(y)
+    own = encoder.in_own_units(y)
     columns = []
     for d, name in enumerate(kinds):
         levels = encoder.levels.get(name)

@@ -249,11 +249,11 @@ def test_a_table_without_patients_has_no_levels():
 
 
 def test_training_is_as_long_as_a_small_table_needs():
-    assert (FitOptions(batch_size=100).settled(100_000).epochs, FitOptions().settled(100_000).waits) == (200, 30)
-    small = FitOptions(batch_size=20).settled(130)  # 7 steps an epoch
-    assert (small.epochs, small.waits) == (429, 58)
-    told = FitOptions(batch_size=20, max_epochs=5, patience=2).settled(130)
-    assert (told.epochs, told.waits) == (5, 2)
+    assert (FitOptions(batch_size=100).resolved(100_000).epochs, FitOptions().resolved(100_000).patience_epochs) == (200, 30)
+    small = FitOptions(batch_size=20).resolved(130)  # 7 steps an epoch
+    assert (small.epochs, small.patience_epochs) == (429, 58)
+    told = FitOptions(batch_size=20, max_epochs=5, patience=2).resolved(130)
+    assert (told.epochs, told.patience_epochs) == (5, 2)
 
 
 def test_a_measurement_that_is_constant_in_training_does_not_decide_when_to_stop():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import lacova.training.loop
 import lacova.training.step
 from lacova import CVAE, DataError, Dense, FitOptions, GPPriorVAE, NotFittedError, Schema, TrainingError
-from lacova.covariates.masked_loss import hidden_share
+from lacova.covariates.masked_loss import masking_rate
 from lacova.inference.objective import Terms
 from lacova.training.loader import TableLoader
 from lacova.training.step import Validator
@@ -325,7 +325,7 @@ def test_early_stopping_restores_the_best_weights(make):
     scores = model.training["validation"] + model.training["validation_masked_log_prob"]
     best = model.training.loc[scores.idxmax()]
     assert scores.idxmax() < len(scores) - 1
-    share = hidden_share(model._encoder.encode(train))
+    share = masking_rate(model._encoder.encode(train))
     rows = TableLoader(model._encoder.encode(validation), share, model._options, torch.device("cpu"))
     rows.condition(model._vae)
     assert Validator(model._vae, model._options, rows)() == (best["validation"], best["validation_masked_log_prob"])
@@ -349,7 +349,7 @@ def test_training_stops_after_patience_and_keeps_the_best_epoch(make, monkeypatc
 
 def test_latent_weight_falls_geometrically_to_one_and_delays_patience():
     options = FitOptions(max_epochs=90, latent_weight=100.0)
-    assert [round(options.weight(k), 6) for k in (0, 15, 30, 60)] == [100.0, 10.0, 1.0, 1.0]
+    assert [round(options.latent_weight_at(k), 6) for k in (0, 15, 30, 60)] == [100.0, 10.0, 1.0, 1.0]
     assert options.warm_up == 30
     assert FitOptions(max_epochs=90).warm_up == 0
     assert FitOptions(latent_weight=7.0, latent_epochs=2).weight(1) == pytest.approx(7.0**0.5)

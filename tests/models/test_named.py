@@ -6,17 +6,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
 import lacova
 from lacova import CVAE, GPPVAE, GPVAE, HIVAE, LVAE, Conv, Dense, GPPriorVAE, Schema, SchemaError
-from lacova.data.batches import Batch, Batches
+from lacova.data.batches import Batches
 from lacova.data.measurement_space import FAMILIES, LEVELS, NO_LIMITS, MeasurementSpace
-from lacova.nn.latents import Latents
 from lacova.nn.structured import ColumnDecoder
-from lacova.priors.base import StandardNormal
-from lacova.priors.mixture import MixtureNormal
-from tests.priors.test_temporal import Given
+from tests.priors.cases import Given
 
 SMALL = {"latent_dim": 2, "networks": Dense((6,), (6,))}
 SCHEMA = Schema(
@@ -243,93 +239,7 @@ def test_views_are_the_time_or_else_all_that_varies():
     assert GPPVAE(faces, objects=["person"]).formula == "gp(angle):cat(person)"
 
 
-# HIVAE: the mixture, the heads, the observation models.
-
-
-def batch_of(count):
-    x = torch.zeros(count, 1)
-    return Batch(x, x > 0, x, x == 0, torch.arange(count), 1.0, None, count)
-
-
-def some_latents(count=6, latent=2):
-    generator = torch.Generator().manual_seed(0)
-    mean, log_var = torch.randn(2, count, latent, generator=generator, dtype=torch.float64)
-    return Latents(mean, log_var.exp())
-
-
-def mixture(components, latent=2):
-    torch.manual_seed(1)
-    return MixtureNormal(latent, components).double()
-
-
-def value(prior, q, row=slice(None)):
-    q = Latents(q.mean[row], q.var[row])
-    return prior.kl(None, batch_of(len(q.mean)), q, None).latent
-
-
-def test_one_component_is_the_standard_normal():
-    q, x = some_latents(), torch.zeros(6, 1, dtype=torch.float64)
-    torch.testing.assert_close(value(mixture(1), q), value(StandardNormal(2), q), rtol=1e-12, atol=0)
-    one, normal = mixture(1), StandardNormal(2)
-    torch.testing.assert_close(one.log_density(q.mean, x), normal.log_density(q.mean, x), rtol=1e-12, atol=0)
-    for got, expected in zip(one.predict(x, torch.arange(6)), normal.predict(x, torch.arange(6)), strict=True):
-        torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
-
-
-def test_the_term_of_the_mixture_is_the_joint_kl_at_the_best_q_of_s():
-    prior, q = mixture(3), some_latents()
-    generator = torch.Generator().manual_seed(2)
-    for i in range(len(q.mean)):
-        law = Independent(Normal(q.mean[i], q.var[i].sqrt()), 1)
-        parts = Independent(Normal(prior.means.detach(), torch.ones_like(prior.means)), 1)
-        each = torch.stack([
-            torch.distributions.kl_divergence(law, Independent(Normal(m, torch.ones_like(m)), 1)) for m in prior.means
-        ]).detach()  # fmt: skip
-        s = Categorical(logits=-each)
-        got = value(prior, q, slice(i, i + 1)).item()
-        # By sampling s and z from q, without any formula for the KL of normals.
-        noise = torch.randn(40_000, 2, generator=generator, dtype=torch.float64)
-        z = law.mean + q.var[i].sqrt() * noise
-        drawn = torch.multinomial(s.probs, len(z), replacement=True, generator=generator)
-        gap = law.log_prob(z) + s.log_prob(drawn) + math.log(3)
-        gap = gap - parts.log_prob(z[:, None]).gather(1, drawn[:, None])[:, 0]
-        assert abs(gap.mean().item() - got) < 5 * gap.std().item() / len(z) ** 0.5
-        # It is above the KL of z itself, and no other q(s) has less.
-        itself = law.log_prob(z) - prior.log_density(z, z).detach()
-        assert got > itself.mean().item() - 5 * itself.std().item() / len(z) ** 0.5
-        for other in (Categorical(logits=torch.zeros(3).double()), Categorical(probs=s.probs.flip(0))):
-            cost = (other.probs * (each + other.logits)).sum() + math.log(3)
-            assert cost.item() >= got - 1e-12
-
-
-def test_the_density_and_the_draws_are_those_of_the_mixture():
-    prior = mixture(4)
-    with torch.no_grad():
-        prior.raw_means *= 3.0  # far from normal
-    law = MixtureSameFamily(
-        Categorical(logits=torch.zeros(4).double()),
-        Independent(Normal(prior.means.detach(), torch.ones(()).double()), 1),
-    )
-    z = some_latents().mean
-    torch.testing.assert_close(prior.log_density(z, z).detach(), law.log_prob(z), rtol=1e-10, atol=0)
-    x = torch.zeros(20_000, 1, dtype=torch.float64)
-    mean, var = (part[0].detach() for part in prior.predict(x, torch.arange(len(x))))
-    torch.testing.assert_close(mean, law.mean, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(var, law.variance, rtol=1e-10, atol=0)
-    drawn = prior.sample(x, torch.arange(len(x)), torch.Generator().manual_seed(0)).detach()
-    assert ((drawn.mean(0) - mean).abs() < 5 * (var / len(x)).sqrt()).all()
-    # Not only its moments: the draws' average log density is the mixture's negative entropy.
-    ours, theirs = law.log_prob(drawn), law.log_prob(law.sample((len(x),)))
-    assert abs(ours.mean() - theirs.mean()) < 5 * (ours.var() / len(x) + theirs.var() / len(x)) ** 0.5
-
-
-def test_padding_counts_for_nothing():
-    q = some_latents()
-    batch = batch_of(6)
-    real = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0])
-    padded = Batch(batch.y, batch.y_mask, batch.x, batch.x_mask, batch.patient, 1.0, None, 6, real.double())
-    prior = mixture(3)
-    torch.testing.assert_close(prior.kl(None, padded, q, None).latent, value(prior, q, slice(3)), rtol=1e-12, atol=0)
+# HIVAE: the heads, the observation models.
 
 
 LAYOUT = MeasurementSpace(FAMILIES, tuple({"bernoulli": 2, "categorical": 4, "ordinal": 3}.get(f, 0) for f in FAMILIES),

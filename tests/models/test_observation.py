@@ -343,7 +343,7 @@ def test_densities_in_own_units_integrate_to_1(scaling, name):
     density = (value + encoder.log_jacobian(table.y, table.y_mask)).exp().numpy()
     total = np.trapezoid(density[: len(inside)], inside) + density[len(inside) :].sum()
     assert total == pytest.approx(1.0, abs=2e-3)
-    np.testing.assert_allclose(encoder.own(table.y)[:, 0], [*inside, *ends], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(encoder.in_own_units(table.y)[:, 0], [*inside, *ends], rtol=1e-9, atol=1e-12)
 
 
 def test_normal_scores_are_normal_and_monotone():

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 import lacova
-from lacova.data.encoder import Table, TableEncoder
+from lacova.data.encoder import TableEncoder
 from lacova.data.errors import SchemaError
 from lacova.data.schema import Schema
-from lacova.inference.impute import guessed, weighted_draws
+from lacova.data.table import Table
+from lacova.inference.impute import weighted_covariates, weighted_draws
 from lacova.inference.metrics import weighted_quantile
-from lacova.inference.predict import Draws
+from lacova.inference.draws import Draws
 from lacova.inference.summaries import summarise
 from tests.inference.test_importance import linear_data, linear_models
 from tests.inference.test_objective import gaussian_case, prepared, with_posterior
@@ -142,7 +143,7 @@ def test_missing_covariates_are_weighed_too():
     (part,) = weighted_draws(vae, table, 2_000, torch.Generator().manual_seed(0))
     assert part.weight.shape == (20_000, 1)
     torch.testing.assert_close(part.weight.sum(), torch.tensor(1.0).double())
-    assert abs(guessed(part, vae.space)[0][0, 1] - mean[1]) < 0.02
+    assert abs(weighted_covariates(part, vae.space)[0][0, 1] - mean[1]) < 0.02
     assert abs(part.average((part.x - mean[1]) ** 2)[0, 1] / var[1] - 1) < 0.05
     location = 0.2 + 0.5 * mean[0] + 0.1 * 0.4 + 0.4 * mean[1]
     assert abs(part.average(part.location)[0, 2] - location) < 0.02
@@ -163,7 +164,7 @@ def test_summaries_are_weighed():
     weight = torch.tensor([[0.0, 1.0], [0.0, 0.0], [1.0, 0.0]])
     part = Draws(torch.arange(2), y, torch.ones(2), y, torch.zeros(3, 2, 0), weight=weight)
     found = summarise([part], 2, encoder, 0.9)
-    want = encoder.own(torch.stack([y[2, 0], y[0, 1]]))
+    want = encoder.in_own_units(torch.stack([y[2, 0], y[0, 1]]))
     for values in (found.mean, found.ends["lower"][0], found.ends["upper"][0]):
         np.testing.assert_allclose(values, want, rtol=1e-5)
 

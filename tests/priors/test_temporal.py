@@ -1,4 +1,4 @@
-"""GPVAE: its prior, its chain and its predictions against dense algebra, row by row."""
+"""The temporal prior, the chain of q(Z) and the predictions of GPVAE against dense algebra, row by row."""
 
 from dataclasses import replace
 
@@ -14,11 +14,12 @@ from lacova.covariates.scenarios import complete
 from lacova.data.batches import Batch, Batches
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import FactorisedDistribution
-from lacova.data.encoder import Table
+from lacova.data.table import Table
 from lacova.inference.objective import elbo, log_likelihood, weighted
 from lacova.nn.structured import ChainEncoder
 from lacova.priors.base import History
 from lacova.priors.temporal import NUGGET, SeriesPrior
+from tests.priors.cases import Given
 
 SPACE = CovariateSpace(("day", "age"), (0, 0), (False, False))
 LATENT, TIME = 2, 0
@@ -46,8 +47,8 @@ def rows(time_gaps=()):
     return Batch(y, y_mask, x, x_mask, torch.tensor(PATIENT), 1.7, None, 3)
 
 
-class Told(nn.Module):
-    """A head that gives back the covariate features, which come behind the measurements of a row."""
+class FeatureHead(nn.Module):
+    """A head that returns the covariate features, which follow the measurements of a row."""
 
     def __init__(self, width):
         super().__init__()
@@ -59,11 +60,10 @@ class Told(nn.Module):
 
 def chained(batch, seed=1):
     """q(Z) of a batch with known parameters: mean, log-variance and artanh of the correlation (N×L each)."""
-    told = torch.randn(len(batch), 3 * LATENT, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    features = torch.randn(len(batch), 3 * LATENT, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     encoder = ChainEncoder(Dense((4,), ()), 3, 3 * LATENT, LATENT, time=TIME)
-    encoder.head = Told(encoder.measurements.width)
-    mean, log_var, raw = told.chunk(3, dim=1)
-    return encoder.latents(batch.y, batch, told), (mean, log_var, raw)
+    encoder.head = FeatureHead(encoder.measurements.width)
+    return encoder.latents(batch.y, batch, features), features.chunk(3, dim=1)
 
 
 def in_time(batch, days=DAYS):
@@ -98,14 +98,13 @@ def prior(kernel="cauchy", learn=False):
     return SeriesPrior(LATENT, TIME, kernel, 0.8, learn)
 
 
-def distribution(batch):
+def q_x(batch):
     return FactorisedDistribution(batch.x + 0.3, torch.full_like(batch.x, 0.5), batch.x.new_zeros(*batch.x.shape, 0))
 
 
 def scenarios(batch, samples=1):
-    law = prior()
     return complete(
-        distribution(batch), batch, SPACE, couple=True, samples=samples, columns=law.scenario_columns,
+        q_x(batch), batch, SPACE, couple=True, samples=samples, columns=prior().scenario_columns,
         generator=torch.Generator().manual_seed(3),
     )  # fmt: skip
 
@@ -114,7 +113,7 @@ def test_draws_have_the_inverse_of_the_banded_precision_as_covariance():
     batch = rows()
     q, (mean, log_var, raw) = chained(batch)
     n = len(batch)
-    # Draws are linear in the noise: one unit of noise at a time gives the map itself.
+    # Draws are linear in eps: one unit vector at a time gives the map itself.
     unit = torch.zeros(n * LATENT, n, LATENT, dtype=torch.float64)
     unit[torch.arange(n * LATENT), torch.arange(n * LATENT) // LATENT, torch.arange(n * LATENT) % LATENT] = 1.0
     centre = q.draw(torch.zeros(1, n, LATENT, dtype=torch.float64))[0]
@@ -133,8 +132,8 @@ def test_draws_have_the_inverse_of_the_banded_precision_as_covariance():
     close(q.var, torch.stack([spread[i].diagonal(dim1=0, dim2=1)[i] for i in range(n)]))
 
 
-def test_a_long_series_has_the_variances_it_is_told():
-    """Each visit varies more than the next, and is tied to it: coefficients on it are beyond 1 all along the series."""
+def test_a_long_series_has_the_variances_of_the_head():
+    """Each visit varies more than the next and is correlated with it: the coefficients exceed 1 throughout."""
     days = torch.arange(60.0)[:, None]
     table = Table(torch.ones(60, 1), torch.ones(60, 1, dtype=torch.bool), days, torch.ones(60, 1, dtype=torch.bool),
                   torch.zeros(60, dtype=torch.long), ("p",))  # fmt: skip
@@ -149,61 +148,60 @@ def test_a_long_series_has_the_variances_it_is_told():
 
 
 @pytest.mark.parametrize("kernel", ["cauchy", "se"])
-def test_the_prior_term_is_the_dense_kl(kernel):
+def test_kl_equals_the_dense_kl(kernel):
     batch = rows()
     q, (mean, log_var, raw) = chained(batch)
-    terms = prior(kernel).kl(scenarios(batch), batch, q, distribution(batch))
+    terms = prior(kernel).kl(scenarios(batch), batch, q, q_x(batch))
     total = 0.0
     for series in in_time(batch):
         for l in range(LATENT):  # noqa: E741
-            law = MultivariateNormal(mean[series, l], precision_matrix=precision(series, log_var, raw, l))
+            q_z = MultivariateNormal(mean[series, l], precision_matrix=precision(series, log_var, raw, l))
             days = [DAYS[i] for i in series]
-            total += kl_divergence(law, MultivariateNormal(torch.zeros(len(series)).double(), covariance(days, kernel)))
+            total += kl_divergence(q_z, MultivariateNormal(torch.zeros(len(series)).double(), covariance(days, kernel)))
     close(terms.latent, 1.7 * total)
     assert terms.inducing == 0
 
 
-def test_missing_times_are_averaged_over_and_need_not_be_in_order():
+def test_kl_averages_over_missing_times_in_any_order():
     batch = rows(time_gaps=[0, 7])
     q, (mean, log_var, raw) = chained(batch)
-    found = scenarios(batch, samples=5)
-    assert len(found.weight) == 5 + 1 + 5
+    completed = scenarios(batch, samples=5)
+    assert len(completed.weight) == 5 + 1 + 5
     total = 0.0
-    for v in range(len(found.weight)):
-        lines = (found.scenario == v).nonzero()[:, 0].tolist()
-        at = {int(found.row[e]): float(found.x[e, TIME]) for e in lines}
+    for v in range(len(completed.weight)):
+        lines = (completed.scenario == v).nonzero()[:, 0].tolist()
+        at = {int(completed.row[e]): float(completed.x[e, TIME]) for e in lines}
         series = next(s for s in in_time(batch) if s[0] in at)
         for l in range(LATENT):  # noqa: E741
-            law = MultivariateNormal(mean[series, l], precision_matrix=precision(series, log_var, raw, l))
+            q_z = MultivariateNormal(mean[series, l], precision_matrix=precision(series, log_var, raw, l))
             k = covariance([at[i] for i in series])
-            total += found.weight[v] * kl_divergence(law, MultivariateNormal(torch.zeros(len(series)).double(), k))
-    close(prior().kl(found, batch, q, distribution(batch)).latent, 1.7 * total)
+            total += completed.weight[v] * kl_divergence(q_z, MultivariateNormal(torch.zeros(len(series)).double(), k))
+    close(prior().kl(completed, batch, q, q_x(batch)).latent, 1.7 * total)
 
 
-def test_rows_without_measurements_add_nothing_wherever_they_are():
+def test_rows_without_measurements_add_nothing_to_the_kl():
     batch = rows()
-    kept = batch.y_mask.any(1)
-    fewer = batch.take(kept)
-    q, told = chained(batch)
-    less, _ = chained(fewer)
+    measured = batch.y_mask.any(1)
+    fewer = batch.take(measured)
+    q, parts = chained(batch)
     encoder = ChainEncoder(Dense((4,), ()), 3, 3 * LATENT, LATENT, time=TIME)
-    encoder.head = Told(encoder.measurements.width)
-    features = torch.cat(told, dim=1)
-    less = encoder.latents(fewer.y, fewer, features[kept])
-    wide = encoder.latents(batch.y, replace(batch, longest=7), features)
-    values = [
-        prior().kl(scenarios(b), b, found, distribution(b)).latent
-        for b, found in ((batch, q), (fewer, less), (batch, wide))
-    ]
-    close(values[1], values[0])
-    close(values[2], values[0])
-    noise = torch.randn(4, len(batch), LATENT, dtype=torch.float64)
-    close(q.draw(noise)[:, kept], less.draw(noise[:, kept]))
-    close(q.draw(noise), wide.draw(noise))
-    close(q.take(kept).draw(noise[:, kept]), less.draw(noise[:, kept]))
+    encoder.head = FeatureHead(encoder.measurements.width)
+    features = torch.cat(parts, dim=1)
+    q_fewer = encoder.latents(fewer.y, fewer, features[measured])
+    q_padded = encoder.latents(batch.y, replace(batch, longest=7), features)
+    kl, kl_fewer, kl_padded = (
+        prior().kl(scenarios(rows), rows, q_z, q_x(rows)).latent
+        for rows, q_z in ((batch, q), (fewer, q_fewer), (batch, q_padded))
+    )
+    close(kl_fewer, kl)
+    close(kl_padded, kl)
+    eps = torch.randn(4, len(batch), LATENT, dtype=torch.float64)
+    close(q.draw(eps)[:, measured], q_fewer.draw(eps[:, measured]))
+    close(q.draw(eps), q_padded.draw(eps))
+    close(q.take(measured).draw(eps[:, measured]), q_fewer.draw(eps[:, measured]))
 
 
-def test_visits_see_their_neighbours_in_time_and_no_others():
+def test_the_encoder_of_a_visit_depends_on_its_neighbours_in_time_only():
     batch = rows()
     torch.manual_seed(0)
     encoder = ChainEncoder(Dense((6,), ()), 3, 2, LATENT, time=TIME).double()
@@ -217,7 +215,7 @@ def test_visits_see_their_neighbours_in_time_and_no_others():
             assert set(slope.abs().sum(1).nonzero()[:, 0].tolist()) == set(line[max(k - 1, 0) : k + 2])
 
 
-def test_prediction_at_new_times_is_conditioning_on_the_posterior():
+def test_prediction_at_new_times_conditions_on_the_posterior_of_the_history():
     batch = rows()
     q, (mean, log_var, raw) = chained(batch)
     past = torch.ones(len(batch), dtype=torch.bool)
@@ -231,7 +229,7 @@ def test_prediction_at_new_times_is_conditioning_on_the_posterior():
         torch.zeros(3 * versions), q.chain.take(past, versions),
     )  # fmt: skip
     both, groups = torch.cat([new, other]), torch.cat([group, group + 3])
-    got_mean, got_var = prior().predict(both, groups, history)
+    predicted_mean, predicted_var = prior().predict(both, groups, history)
     blocks = prior()._blocks(both, groups, history)[1]
     for k, (patient, times) in enumerate(
         [(p, block[group == p, 0].tolist()) for block in (new, other) for p in range(3)]
@@ -245,12 +243,12 @@ def test_prediction_at_new_times_is_conditioning_on_the_posterior():
             spread = torch.linalg.inv(precision(series, log_var, raw, l))
             expected = joint[len(days) :, len(days) :] - gain @ ksh.mT + gain @ spread @ gain.mT
             place = (groups == k).nonzero()[:, 0]
-            close(got_mean[place, l], gain @ mean[series, l])
-            close(got_var[place, l], expected.diagonal())
+            close(predicted_mean[place, l], gain @ mean[series, l])
+            close(predicted_var[place, l], expected.diagonal())
             close(blocks[l, k, :m, :m], expected)
 
 
-def test_without_history_the_law_is_the_priors_and_draws_have_it():
+def test_without_history_moments_and_draws_are_those_of_the_prior():
     x = torch.tensor([[0.0, 1.0], [0.4, 1.0], [0.9, 2.0]], dtype=torch.float64)
     group = torch.tensor([0, 0, 1])
     mean, var = prior("se").predict(x, group)
@@ -276,22 +274,11 @@ def series_table(patients=8, visits=6, seed=0, gaps=0.3):
     who = np.repeat(np.arange(patients), visits)
     day = rng.uniform(0, 6, len(who))
     curve = np.sin(day + rng.uniform(0, 6, patients)[who])
-    noise = rng.normal(0, 0.1, (len(who), 2))
+    noise = rng.normal(0, 0.1, (len(who), 2))  # of observation
     table = pd.DataFrame({"id": who, "day": day, "sex": np.array(["f", "m"])[who % 2], "a": curve + noise[:, 0]})
     table["b"] = 5 - 2 * curve + noise[:, 1]
     table[["a", "b"]] = table[["a", "b"]].mask(rng.random((len(who), 2)) < gaps)
     return table.sample(frac=1.0, random_state=seed, ignore_index=True)
-
-
-class Given(nn.Module):
-    """A network whose output is given."""
-
-    def __init__(self, output):
-        super().__init__()
-        self.output = output
-
-    def forward(self, *inputs):
-        return self.output(*inputs) if callable(self.output) else self.output
 
 
 def test_the_bound_meets_the_likelihood_at_the_true_posterior():
@@ -306,8 +293,8 @@ def test_the_bound_meets_the_likelihood_at_the_true_posterior():
     spread = torch.linalg.inv(torch.linalg.inv(k) + (loading**2 / noise).sum() * torch.eye(2))
     mean = spread @ (y @ (loading / noise))
     var = spread.diagonal()
-    tie = (spread[0, 1] / var.prod().sqrt()).atanh()
-    vae.encoder.head = Given(torch.stack([mean, var.log(), torch.stack([tie, tie])], dim=1))
+    raw = (spread[0, 1] / var.prod().sqrt()).atanh()
+    vae.encoder.head = Given(torch.stack([mean, var.log(), torch.stack([raw, raw])], dim=1))
     vae.decoder = Given(lambda z: z * loading)
     full, x = torch.ones(2, 2, dtype=torch.bool), days[:, None]
     table = Table(y, full, x, full[:, :1], torch.tensor([0, 0]), ("p",))
@@ -318,8 +305,8 @@ def test_the_bound_meets_the_likelihood_at_the_true_posterior():
     assert terms.elbo.item() == pytest.approx(exact.item(), abs=0.02)  # the draws' own error is about a quarter of it
 
 
-def dense_law(vae, days, loading):
-    """Of all measurements of a series with this linear decoder, visit by visit."""
+def measurement_covariance(vae, days, loading):
+    """The covariance of all measurements of a series under a linear decoder, visit by visit."""
     total = torch.diag(vae.likelihood.var.detach().repeat(len(days)))
     for l in range(LATENT):  # noqa: E741
         k = covariance(days, scale=float(vae.prior.log_length_scale[l].exp()))
@@ -328,7 +315,7 @@ def dense_law(vae, days, loading):
 
 
 def linear_case():
-    """A model that was hardly trained, with a decoder that is known, and three series with gaps."""
+    """A model after little training with a known linear decoder, and three series with gaps."""
     vae = fitted()._vae.double()
     loading = torch.tensor([[0.9, -0.4], [0.3, 0.5]], dtype=torch.float64)
     vae.decoder = Given(lambda z: z @ loading)
@@ -342,63 +329,64 @@ def linear_case():
     return vae, Batches(vae.condition(table)).batch(torch.arange(3)), loading
 
 
-def test_weights_of_a_series_tend_to_its_likelihood():
+def test_importance_weighted_bound_of_series_tends_to_their_likelihood():
     vae, batch, loading = linear_case()
     exact = 0.0
     for p in range(3):
         series = [i for i in range(len(DAYS)) if PATIENT[i] == p]
         at = batch.y_mask[series].flatten()
-        law = dense_law(vae, [APART[i] for i in series], loading)[at][:, at]
-        exact += float(MultivariateNormal(torch.zeros(len(law)).double(), law).log_prob(batch.y[series].flatten()[at]))
+        dense = measurement_covariance(vae, [APART[i] for i in series], loading)[at][:, at]
+        normal = MultivariateNormal(torch.zeros(len(dense)).double(), dense)
+        exact += float(normal.log_prob(batch.y[series].flatten()[at]))
     with torch.no_grad():
-        told = torch.tensor([0.1, -0.2, 0.0, -0.5, 0.6, 0.8], dtype=torch.float64)  # wide, for tame weights
-        vae.encoder.head = Given(told.expand(len(DAYS), -1))
-        found = [
+        wide = torch.tensor([0.1, -0.2, 0.0, -0.5, 0.6, 0.8], dtype=torch.float64)  # a wide q(Z), for even weights
+        vae.encoder.head = Given(wide.expand(len(DAYS), -1))
+        bounds = [
             float(weighted(vae, batch, vae.draw_eps(batch, draws, torch.Generator().manual_seed(draws))).elbo)
             for draws in (10, 200_000)
         ]
-    assert found[0] < found[1] - 0.1
-    assert found[1] == pytest.approx(exact, abs=0.05)
+    assert bounds[0] < bounds[1] - 0.1
+    assert bounds[1] == pytest.approx(exact, abs=0.05)
 
 
 def test_the_mean_of_log_weights_is_the_evidence_lower_bound():
-    """Also where times are missing, which put visits in another order than they are drawn in."""
+    """Also where times are missing, so that visits may come in another order than they are drawn in."""
     vae = fitted()._vae.double()
     table = series_table(3, 4, seed=5)
     encoded = fitted()._encode(table.assign(day=table["day"].mask(table.index.isin([1, 6]))))
     encoded = replace(encoded, y=encoded.y.double(), x=encoded.x.double())
     batch = Batches(vae.condition(encoded)).batch(torch.arange(3))
-    each = {"elbo": [], "weighted": []}
+    values = {"elbo": [], "weighted": []}
     with torch.no_grad():
         for seed in range(20):
             g = torch.Generator().manual_seed(seed)
             for name, terms in (
                 ("elbo", elbo(vae, batch, g, 300)), ("weighted", weighted(vae, batch, vae.draw_eps(batch, 300, g)))
             ):  # fmt: skip
-                each[name].append([float(terms.reconstruction), float(terms.kl_latent), float(terms.kl_covariates)])
+                values[name].append([float(terms.reconstruction), float(terms.kl_latent), float(terms.kl_covariates)])
             assert terms.gain > 0
-    a, b = (torch.tensor(values) for values in each.values())
+    a, b = (torch.tensor(runs) for runs in values.values())
     error = ((a.var(0) + b.var(0)) / 20).sqrt()
     assert ((a.mean(0) - b.mean(0)).abs() < 4 * error + 1e-9).all()
     assert (error < 0.05 + 0.02 * a.mean(0).abs()).all(), (a.mean(0), error)
 
 
-def test_the_likelihood_of_a_visit_by_itself_does_not_trust_what_other_visits_say():
+def test_the_likelihood_of_a_visit_by_itself_ignores_the_other_visits():
     vae, batch, loading = linear_case()
-    law = loading.mT @ loading + torch.diag(vae.likelihood.var.detach())
+    dense = loading.mT @ loading + torch.diag(vae.likelihood.var.detach())
     with torch.no_grad():
-        told = torch.tensor([0.3, -0.2, -3.0, -3.0, 0.2, 0.2], dtype=torch.float64)  # narrow, as a long series makes it
-        vae.encoder.head = Given(told.expand(len(DAYS), -1))
-        found = log_likelihood(vae, batch, 4_000, torch.Generator().manual_seed(0))
+        narrow = torch.tensor([0.3, -0.2, -3.0, -3.0, 0.2, 0.2], dtype=torch.float64)  # as after a long series
+        vae.encoder.head = Given(narrow.expand(len(DAYS), -1))
+        likelihood = log_likelihood(vae, batch, 4_000, torch.Generator().manual_seed(0))
     for i in range(len(DAYS)):
         at = batch.y_mask[i]
         zero = torch.zeros(int(at.sum())).double()
-        exact = float(MultivariateNormal(zero, law[at][:, at]).log_prob(batch.y[i, at])) if len(zero) else 0.0
-        assert float(found[i]) == pytest.approx(exact, abs=0.15)  # a standard error of about 0.04
+        exact = float(MultivariateNormal(zero, dense[at][:, at]).log_prob(batch.y[i, at])) if len(zero) else 0.0
+        assert float(likelihood[i]) == pytest.approx(exact, abs=0.15)  # a standard error of about 0.04
 
 
 @pytest.mark.parametrize("posterior", ["banded", "diagonal"])
-def test_gaps_in_smooth_series_are_filled_from_the_visits_around(posterior):
+def test_gaps_in_smooth_series_are_imputed_from_neighbouring_visits(posterior):
     full = series_table(40, 10, seed=1, gaps=0.0)
     rng = np.random.default_rng(0)
     hidden = rng.random((len(full), 2)) < 0.2
@@ -417,7 +405,7 @@ def test_gaps_in_smooth_series_are_filled_from_the_visits_around(posterior):
     assert (with_past - new[["a", "b"]]).abs().mean().mean() < 0.7 * (without - new[["a", "b"]]).abs().mean().mean()
 
 
-def test_a_longer_length_scale_is_in_units_of_time_and_can_be_learnt():
+def test_the_length_scale_is_in_units_of_time_and_can_be_learnt():
     table = series_table()
     fixed = fitted(table=table)
     assert fixed._vae.prior.log_length_scale.exp().tolist() == pytest.approx([2.0 / np.std(table["day"])] * 2, rel=1e-6)
@@ -426,7 +414,7 @@ def test_a_longer_length_scale_is_in_units_of_time_and_can_be_learnt():
     assert learnt._vae.prior.log_length_scale.exp().tolist() != fixed._vae.prior.log_length_scale.exp().tolist()
 
 
-def test_neither_prior_nor_decoder_looks_at_other_covariates():
+def test_predictions_do_not_depend_on_other_covariates():
     model = fitted()
     table = series_table()
     new, past = table[:12], table[12:]
@@ -437,11 +425,11 @@ def test_neither_prior_nor_decoder_looks_at_other_covariates():
 
 def test_a_diagonal_posterior_has_independent_visits():
     model = fitted("diagonal")
-    q = model._vae.latents(rows_of(model))
+    q = model._vae.latents(batch_of_series(model))
     off = q.chain.root - torch.diag_embed(q.chain.root.diagonal(dim1=-2, dim2=-1))
     assert (off == 0).all()
 
 
-def rows_of(model):
+def batch_of_series(model):
     table = model._encode(series_table())
     return Batches(table).batch(torch.arange(len(table.labels)))

@@ -1,4 +1,4 @@
-"""The simulation of pooled coefficients: its law, its gaps, its table, and that it goes on where it was."""
+"""The simulation of pooled coefficients: its truth, its gaps, its table, and how a run continues."""
 
 import json
 import sys
@@ -12,13 +12,13 @@ from reproduction.clinical import rubin
 
 @pytest.mark.parametrize("setting", list(rubin.TRUTH))
 def test_complete_data_are_right_and_complete_rows_are_not(setting):
-    found = {method: [] for method in ("complete data", "complete rows", "mean imputation")}
+    errors = {method: [] for method in ("complete data", "complete rows", "mean imputation")}
     for repetition in range(40):
         tables = rubin.simulate(setting, 50_000 + repetition)
-        for method, estimates in found.items():
+        for method, estimates in errors.items():
             (table,) = rubin.METHODS[method](*tables, 0)
             estimates.append(rubin.analyse(table, setting)[0] - rubin.TRUTH[setting])
-    error = {m: np.abs(np.mean(e, 0)) / (np.std(e, 0) / len(e) ** 0.5) for m, e in found.items()}
+    error = {m: np.abs(np.mean(e, 0)) / (np.std(e, 0) / len(e) ** 0.5) for m, e in errors.items()}
     assert (error["complete data"] < 4).all()
     assert error["complete rows"][0] > 8  # the intercept: high pressures are left out
     assert error["mean imputation"][2] > 8  # bmi
@@ -34,9 +34,9 @@ def test_gaps_are_missing_at_random():
     assert 0.4 < gappy.isna().any(axis=1).mean() < 0.6
 
 
-def test_the_command_goes_on_where_it_was_and_prints_what_is_there(tmp_path, monkeypatch, capsys):
+def test_the_command_continues_where_it_stopped_and_prints_what_is_done(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(rubin, "work", lambda f, tasks, *_: ((k, f(*task), None) for k, task in enumerate(tasks)))
-    file = tmp_path / "found.jsonl"
+    file = tmp_path / "results.jsonl"
     words = ["rubin", "run", "--results", str(file), "--settings", "linear", "--methods", "complete data"]
     monkeypatch.setattr(sys, "argv", [*words, "--repetitions", "1"])
     assert rubin.main() == 0
@@ -63,7 +63,7 @@ def test_coverage_counts_the_intervals_that_hold_the_truth(tmp_path):
         line | {"repetition": k, "lower": [-1.0, 0.6, 0.4, 0.0], "upper": [1.0, 0.7, 0.5 + k / 10, 0.9]}
         for k in (-1, 0)
     ]
-    file = tmp_path / "found.jsonl"
+    file = tmp_path / "results.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert [text.split(" ± ")[0] for text in rubin.table(file)["coverage, %"]] == ["100.0", "0.0", "50.0", "100.0"]
 

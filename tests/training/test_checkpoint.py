@@ -23,7 +23,7 @@ from lacova.cli import main
 from lacova.data.io.archive import digest, read
 from lacova.data.io.files import write_table
 from lacova.priors.gp.inducing import InducingPoints
-from lacova.training.interrupt import InterruptedWarning, noted_interrupt
+from lacova.training.interrupt import InterruptedWarning, deferred_interrupt
 from lacova.training.step import Step, Validator
 from tests.training.killed_fits import SMALL, VISITS, cvae, gp, visits
 
@@ -440,10 +440,10 @@ def test_handlers_of_others_are_left_alone():
     heard = []
     for theirs in (lambda *_: heard.append(1), signal.SIG_IGN):
         signal.signal(signal.SIGINT, theirs)
-        with noted_interrupt() as interrupt:
+        with deferred_interrupt() as interrupt:
             ctrl_c()
         assert signal.getsignal(signal.SIGINT) is theirs
-        assert not interrupt.asked
+        assert not interrupt.requested
     assert heard == [1]
 
 

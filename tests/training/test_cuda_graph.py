@@ -12,7 +12,7 @@ import torch
 
 import lacova
 import lacova.training.cuda_graph
-from lacova.covariates.masked_loss import hidden_share
+from lacova.covariates.masked_loss import masking_rate
 from lacova.data.encoder import TableEncoder
 from lacova.training.cuda_graph import Captured, _kind, _sizes, padded
 from lacova.training.loader import TableLoader
@@ -75,7 +75,7 @@ def training_batch_of(make, cap, device="cpu"):
     options = FitOptions(
         batch_size=7, masked_loss=recall, cap=cap, max_epochs=1, importance=importance, encoder_dropout=0.4
     )
-    rows = TableLoader(encoded, hidden_share(encoded), options, torch.device(device))
+    rows = TableLoader(encoded, masking_rate(encoded), options, torch.device(device))
     rows.condition(vae)
     return vae, options, rows
 

@@ -14,7 +14,7 @@ import torch
 
 import lacova
 from lacova.cli import main
-from lacova.covariates.masked_loss import hidden_share
+from lacova.covariates.masked_loss import masking_rate
 from lacova.training.distributed import SINGLE, Team, launch
 from lacova.training.loader import TableLoader
 from lacova.training.options import FitOptions, TrainingError
@@ -65,7 +65,7 @@ def parts(name, size, options=SETTINGS):
     rows = []
     for rank in range(size):
         team = SINGLE if size == 1 else Member(rank, size)
-        rows.append(TableLoader(encoded, hidden_share(encoded), options, CPU, team))
+        rows.append(TableLoader(encoded, masking_rate(encoded), options, CPU, team))
         rows[-1].condition(vae)
     return vae, rows
 

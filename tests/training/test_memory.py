@@ -11,7 +11,8 @@ from lacova.data.covariate_space import CovariateSpace
 from lacova.priors.gp.formula import Component
 from lacova.priors.gp.inducing import InducingPoints
 from lacova.priors.gp.kernels import AdditiveKernel
-from lacova.priors.base import Encoded, GPPrior
+from lacova.priors.base import Encoded
+from lacova.priors.gp.prior import GPPrior
 torch.set_num_threads(1)
 n, latent, g = 20_000, 2, torch.Generator().manual_seed(0)
 space = CovariateSpace(("t", "age"), (0, 0), (False, False))

@@ -20,7 +20,9 @@ from lacova.training.loader import TableLoader, tensors
 from lacova.training.options import FitOptions
 from lacova.training.step import Step
 from lacova.training.stream import StreamLoader, ahead
-from tests.data.io.test_parquet import ROWS, SCHEMA, visits
+from tests.tables import RAGGED as SCHEMA
+from tests.tables import RAGGED_ROWS as ROWS
+from tests.tables import ragged_visits as visits
 
 SMALL = {"latent_dim": 1, "networks": Dense((8,), (8,)), "covariates": "factorised"}
 OPTIONS = {"max_epochs": 2, "batch_size": 4, "seed": 3, "device": "cpu"}
@@ -467,7 +469,7 @@ def command(capsys):
 
 
 def test_the_command_streams_folders_and_what_it_is_told_to(file, tmp_path, command, monkeypatch):
-    monkeypatch.setattr("lacova.cli.fitting.LEAST_UNITS", 1)
+    monkeypatch.setattr("lacova.cli.fit.MIN_UNITS", 1)
     (tmp_path / "data").mkdir()
     visits(80).to_parquet(tmp_path / "data" / "a.parquet", index=False)
     SCHEMA.to_toml(tmp_path / "s.toml")

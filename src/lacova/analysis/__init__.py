@@ -1,1 +1,1 @@
-"""What is done with answers: comparing models, pooling, regression, sensitivity."""
+"""Analyses on top of fitted models: comparison, recovery of hidden entries, pooling, regression, sensitivity."""

@@ -1,4 +1,4 @@
-"""Rubin's rules: one answer from the same analysis of several completed tables. Knows numbers, not models."""
+"""Rubin's rules: one result from the same analysis of several completed tables."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def pool(estimates: Any, variances: Any, *, dof: float | None = None, confidence
         estimates: one row per completed table and one column per parameter: an array (m×k), a list of rows, a
             DataFrame whose columns name the parameters, or m numbers (a list, a Series) for a single parameter.
         variances: squared standard errors of the estimates, in the same shape.
-        dof: degrees of freedom that the analysis has on a complete table, such as rows less coefficients. With it they
-            are adjusted as in Barnard and Rubin (1999); without, the sample counts as large (Rubin, 1987).
-        confidence: of the interval.
+        dof: degrees of freedom of the analysis on a complete table, such as rows less coefficients. With it, they are
+            adjusted as in Barnard and Rubin (1999); without it, the sample counts as large (Rubin, 1987).
+        confidence: the confidence of the intervals.
 
     Returns:
         one row per parameter: `estimate`, `std_error`, `dof`, the confidence limits `lower` and `upper`, the `t`
@@ -33,9 +33,9 @@ def pool(estimates: Any, variances: Any, *, dof: float | None = None, confidence
         >>> pool([1.0, 1.2, 1.1], [0.04, 0.05, 0.03]).round(2).loc[0, ["estimate", "std_error"]].to_dict()
         {'estimate': 1.1, 'std_error': 0.23}
     """
-    each, squared_errors = _frame(estimates, "estimates"), _frame(variances, "variances")
-    names = _names(each, squared_errors)
-    q, u = each.to_numpy(), squared_errors.to_numpy()
+    values, squared_errors = _frame(estimates, "estimates"), _frame(variances, "variances")
+    names = _names(values, squared_errors)
+    q, u = values.to_numpy(), squared_errors.to_numpy()
     m = len(q)
     if m < 2:
         raise ValueError(f"pooling needs at least 2 completed tables, got {m}; draw some more, such as 20.")
@@ -53,9 +53,9 @@ def pool(estimates: Any, variances: Any, *, dof: float | None = None, confidence
     increase = between / within  # r
     degrees = _degrees(m, between / total, dof)
     error = np.sqrt(total)
-    reach = stdtrit(degrees, 0.5 + 0.5 * confidence) * error
+    half_width = stdtrit(degrees, 0.5 + 0.5 * confidence) * error
     pooled = {
-        "estimate": mean, "std_error": error, "dof": degrees, "lower": mean - reach, "upper": mean + reach,
+        "estimate": mean, "std_error": error, "dof": degrees, "lower": mean - half_width, "upper": mean + half_width,
         "t": mean / error, "p_value": 2.0 * stdtr(degrees, -np.abs(mean / error)),
         "fmi": (increase + 2.0 / (degrees + 3.0)) / (increase + 1.0), "riv": increase,
     }  # fmt: skip
@@ -63,7 +63,8 @@ def pool(estimates: Any, variances: Any, *, dof: float | None = None, confidence
 
 
 def _degrees(m: int, share: Floats, complete: float | None) -> Floats:
-    """1/ν = 1/ν_m + 1/ν_obs, with ν_m = (m − 1)/λ² and ν_obs = (ν_com + 1)/(ν_com + 3) ν_com (1 − λ)."""
+    """Compute the degrees of freedom ν from the share λ of the variance due to the gaps."""
+    # 1/ν = 1/ν_m + 1/ν_obs, with ν_m = (m − 1)/λ² and ν_obs = (ν_com + 1)/(ν_com + 3) ν_com (1 − λ)
     inverse = share**2 / (m - 1)
     if complete is not None and math.isfinite(complete):
         inverse = inverse + (complete + 3.0) / ((complete + 1.0) * complete * (1.0 - share))
@@ -71,7 +72,7 @@ def _degrees(m: int, share: Floats, complete: float | None) -> Floats:
 
 
 def _frame(values: Any, what: str) -> pd.DataFrame:
-    """One row per completed table and one column per parameter."""
+    """Return numbers as a table with one row per completed table and one column per parameter."""
     try:
         frame = pd.DataFrame(values).astype(float)
     except (TypeError, ValueError) as error:
@@ -85,7 +86,7 @@ def _frame(values: Any, what: str) -> pd.DataFrame:
 
 
 def _names(estimates: pd.DataFrame, variances: pd.DataFrame) -> pd.Index[Any]:
-    """The parameters, which estimates and variances must list alike."""
+    """Return the names of the parameters; estimates and variances must agree on them."""
     if estimates.shape != variances.shape:
         raise ValueError(
             f"estimates have shape {estimates.shape} and variances {variances.shape}; "

@@ -1,4 +1,4 @@
-"""How well a fitted model recovers what is known: entries are hidden on purpose, imputed, and compared."""
+"""How well a fitted model recovers known entries: some are hidden on purpose, imputed, and compared."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from lacova.data.io.dataframes import to_pandas
 from lacova.data.masks import mask_at_random
 from lacova.data.schema import Schema
 from lacova.models.base import Model
-from lacova.models.inference import whole
+from lacova.models.checks import in_memory
 
-LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+COVERAGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # nominal coverages of central intervals
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """Entries that were hidden, and what the model made of them.
+    """Hidden entries, their true values and their imputations.
 
     Attributes:
         schema: the roles of the columns.
-        share, seed: how many entries were hidden, and by which random numbers.
-        masked: the table with those gaps.
+        share, seed: the share of entries hidden, and the seed that chose them.
+        masked: the table with the entries hidden.
         numbers: one line per hidden number: its `row` (counted from 0), `column`, `truth`, the `mean` of the
             imputation, the ends `lower` and `upper` of its central 90% interval, and `pit`, the share of draws below
-            the truth, which is uniform where uncertainty is honest.
+            the truth, which is uniform if the model is calibrated.
         categories: one line per hidden category: `row`, `column`, `truth`, the most probable level `guess` and the
-            `chance` that was given to the truth.
+            imputed `probability` of the true level.
     """
 
     schema: Schema
@@ -43,12 +43,15 @@ class Recovery:
     categories: pd.DataFrame
 
     def summary(self) -> pd.DataFrame:
-        """One line per column: `n` hidden, of so many `patients`, or rows where there are none; of numbers `rmse`, `sd`
-        of the truth and coverages; of categories `accuracy`, and `usual`, what naming the most frequent level would
-        reach."""
-        lines: list[dict[str, Any]] = []
+        """Summarise each column in a line.
+
+        `n` entries were hidden, in so many `patients` (rows, if there is no patient column). Numbers have `rmse`, the
+        `sd` of the truth, and coverages of intervals; categories have `accuracy` and `most_frequent`, the accuracy of
+        always naming the most frequent level.
+        """
+        summary: list[dict[str, Any]] = []
         numbers, categories = (
-            dict(list(each.groupby("column", sort=False))) for each in (self.numbers, self.categories)
+            dict(list(lines.groupby("column", sort=False))) for lines in (self.numbers, self.categories)
         )
         for name in self.schema.columns:
             if name in numbers:
@@ -57,50 +60,51 @@ class Recovery:
                 line = {"column": name, "n": len(part), "patients": self.patients(part)}
                 line |= {"rmse": float(np.sqrt((error**2).mean())), "sd": float(part["truth"].std(ddof=0))}
                 line |= {f"coverage{round(100 * p)}": float(inside(part["pit"], p).mean()) for p in (0.5, 0.9, 0.95)}
-                lines.append(line)
+                summary.append(line)
             elif name in categories:
                 part = categories[name]
-                usual = float(part["truth"].value_counts(normalize=True).max())
+                most_frequent = float(part["truth"].value_counts(normalize=True).max())
                 hits = float((part["guess"] == part["truth"]).mean())
-                lines.append({"column": name, "n": len(part), "patients": self.patients(part), "accuracy": hits,
-                              "usual": usual})  # fmt: skip
-        return pd.DataFrame(lines, columns=["column", "n", "patients", "rmse", "sd", "coverage50", "coverage90",
-                                            "coverage95", "accuracy", "usual"])  # fmt: skip
+                summary.append({"column": name, "n": len(part), "patients": self.patients(part), "accuracy": hits,
+                                "most_frequent": most_frequent})  # fmt: skip
+        return pd.DataFrame(summary, columns=["column", "n", "patients", "rmse", "sd", "coverage50", "coverage90",
+                                              "coverage95", "accuracy", "most_frequent"])  # fmt: skip
 
     def coverage(self, column: str | None = None) -> pd.DataFrame:
-        """The share of hidden numbers within the central interval of each nominal level, of one column or of all."""
+        """Compute the share of hidden numbers within central intervals of each nominal coverage, of one column or all."""
         pit = (self.numbers if column is None else self.numbers[self.numbers["column"] == column])["pit"]
-        return pd.DataFrame({"nominal": LEVELS, "found": [float(inside(pit, p).mean()) for p in LEVELS], "n": len(pit)})
+        shares = [float(inside(pit, nominal).mean()) for nominal in COVERAGES]
+        return pd.DataFrame({"nominal": COVERAGES, "coverage": shares, "n": len(pit)})
 
     def patients(self, lines: pd.DataFrame) -> int:
-        """How many patients lines of `numbers` or `categories` belong to, or rows where there are none."""
+        """Count the patients, or the rows if there are none, that lines of `numbers` or `categories` belong to."""
         instance = self.schema.instance
         return int((lines["row"] if instance is None else self.masked[instance].iloc[lines["row"]]).nunique())
 
 
-def inside(pit: pd.Series[Any], level: float) -> npt.NDArray[np.bool_]:
-    """Which truths lie within the central interval, by the share of draws below them."""
-    return np.asarray(np.abs(pit.to_numpy(float) - 0.5) <= level / 2.0)
+def inside(pit: pd.Series[Any], nominal: float) -> npt.NDArray[np.bool_]:
+    """Return which true values lie within the central interval of nominal coverage, given their `pit`."""
+    return np.asarray(np.abs(pit.to_numpy(float) - 0.5) <= nominal / 2.0)
 
 
 def recover(model: Model, data: Any, *, share: float = 0.1, seed: int = 0, draws: int = 200) -> Recovery:
     """Hide a share of the observed measurements and covariates, impute them, and compare.
 
-    Visit-constant covariates are hidden at all visits of a patient, or at none. A row may lose all its measurements:
-    covariates and other visits then speak for it, or the law of all rows where a model has neither. The entries are
-    hidden from imputation independent_noise: if the model was fitted to the same rows, it has seen them in training.
+    Visit-constant covariates are hidden at all visits of a patient, or at none. A row may lose all its measurements,
+    which are then imputed from covariates and other visits, or from the marginal distribution if the model has neither.
+    The entries are hidden from imputation only: if the model was fitted to the same rows, training used them.
 
     Args:
         model: a fitted model.
         data: rows with measurements and covariates.
-        share: of the observed entries to hide, between 0 and 1.
-        seed: of the gaps and of the draws.
-        draws: completed tables.
+        share: the share of observed entries to hide, between 0 and 1.
+        seed: of the hidden entries and of the draws.
+        draws: the number of completed tables.
     """
     if not 0.0 < share < 1.0:
         raise ValueError(f"share is {share!r}; expected a number between 0 and 1, such as 0.1.")
     schema = model.schema
-    frame, _ = to_pandas(whole(data, "recover"), schema.columns)
+    frame, _ = to_pandas(in_memory(data, "recover"), schema.columns)
     frame = frame.reset_index(drop=True)
     columns = [name for name in schema.columns if name != schema.instance]
     absent = [name for name in schema.columns if name not in frame]
@@ -108,7 +112,7 @@ def recover(model: Model, data: Any, *, share: float = 0.1, seed: int = 0, draws
         raise DataError(f"the table has no column {absent[0]!r}, which the model's schema names.")
     masked = mask_at_random(frame, columns, share, seed, instance=schema.instance, static=schema.static)
     filled = model.impute(masked[list(schema.columns)], draws=draws, seed=seed)
-    noise = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
     numbers, categories = [], []
     for name in columns:
         rows = np.flatnonzero((frame[name].notna() & masked[name].isna()).to_numpy())
@@ -117,36 +121,39 @@ def recover(model: Model, data: Any, *, share: float = 0.1, seed: int = 0, draws
         drawn = filled[name].to_numpy().reshape(draws, len(frame))[:, rows]
         truth = frame[name].to_numpy()[rows]
         if name in schema.categories:
-            categories.append(_levels(name, rows, truth, drawn))
+            categories.append(_compare_levels(name, rows, truth, drawn))
         else:
-            numbers.append(_numbers(name, rows, np.asarray(truth, float), np.asarray(drawn, float), noise))
+            numbers.append(_compare_numbers(name, rows, np.asarray(truth, float), np.asarray(drawn, float), generator))
     empty: dict[str, list[Any]] = {"row": [], "column": [], "truth": []}
     return Recovery(
         schema, share, seed, masked,
         pd.concat(numbers, ignore_index=True) if numbers
         else pd.DataFrame({**empty, "mean": [], "lower": [], "upper": [], "pit": []}),
         pd.concat(categories, ignore_index=True) if categories
-        else pd.DataFrame({**empty, "guess": [], "chance": []}),
+        else pd.DataFrame({**empty, "guess": [], "probability": []}),
     )  # fmt: skip
 
 
-def _numbers(
-    name: str, rows: npt.NDArray[np.int64], truth: Floats, drawn: Floats, noise: np.random.Generator
+def _compare_numbers(
+    name: str, rows: npt.NDArray[np.int64], truth: Floats, drawn: Floats, generator: np.random.Generator
 ) -> pd.DataFrame:
-    """Ties between truth and draws, as of whole numbers or bounds, are broken at random: else pit piles up."""
+    """Compare true values with their draws.
+
+    Ties, as between whole numbers or at bounds, are broken at random, so that `pit` is uniform for them too.
+    """
     below, equal = (drawn < truth).sum(0), (drawn == truth).sum(0)
-    pit = (below + noise.random(len(truth)) * (equal + 1)) / (len(drawn) + 1)
+    pit = (below + generator.random(len(truth)) * (equal + 1)) / (len(drawn) + 1)
     lower, upper = np.quantile(drawn, [0.05, 0.95], axis=0, method="weibull")
     return pd.DataFrame(
         {"row": rows, "column": name, "truth": truth, "mean": drawn.mean(0), "lower": lower, "upper": upper, "pit": pit}
     )
 
 
-def _levels(name: str, rows: npt.NDArray[np.int64], truth: Any, drawn: npt.NDArray[Any]) -> pd.DataFrame:
+def _compare_levels(name: str, rows: npt.NDArray[np.int64], truth: Any, drawn: npt.NDArray[Any]) -> pd.DataFrame:
     table = pd.DataFrame(drawn)
     guess = [table[k].value_counts().index[0] for k in table]
-    chance = [float((table[k] == truth[k]).mean()) for k in table]
+    probability = [float((table[k] == truth[k]).mean()) for k in table]
     return pd.DataFrame(
         {"row": rows, "column": name, "truth": pd.Series(truth, dtype=object), "guess": pd.Series(guess, dtype=object),
-         "chance": chance}
+         "probability": probability}
     )  # fmt: skip

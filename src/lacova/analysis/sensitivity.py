@@ -1,4 +1,4 @@
-"""Imputed values shifted by stated amounts: what if gaps hid higher values than the observed ones suggest?"""
+"""Delta adjustment: shift imputed values by stated amounts, in case missing values differ from observed ones."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from lacova.data.columns import numbers, some
-from lacova.data.errors import DataError, about, meant
+from lacova.data.columns import numbers
+from lacova.data.errors import DataError, about, hint, listed
 from lacova.data.io.dataframes import Frame, to_pandas
 
 Shift = float | Mapping[str, Mapping[Any, float]]
@@ -21,11 +21,11 @@ def shift_imputed(completed: Frame, original: Any, shifts: Mapping[str, Shift]) 
     """Add stated amounts to the imputed entries, and only those, of some columns: a delta adjustment.
 
     Args:
-        completed: what `model.impute(original, draws=20)` gave: completed tables one below the other; or one table.
+        completed: the result of `model.impute(original, draws=20)`, completed tables one below the other; or one table.
         original: the table with its gaps.
         shifts: the amount to add, by column, in its own units: `{"alt": 5.0}`; or by column and level of another one:
-            `{"alt": {"arm": {"a": 0.0, "b": 5.0}}}`, which must name every level. A level that was itself imputed
-            counts as what it was imputed to. Bounds of the schema are not looked at.
+            `{"alt": {"arm": {"a": 0.0, "b": 5.0}}}`, which must name every level. Where the level
+            itself was imputed, the imputed one counts. Bounds of the schema are ignored.
 
     Returns:
         a table of the same library as `completed`, observed entries as they were.
@@ -66,6 +66,7 @@ def shift_imputed(completed: Frame, original: Any, shifts: Mapping[str, Shift]) 
 
 
 def _amounts(frame: pd.DataFrame, name: str, shift: Shift) -> npt.NDArray[np.float64]:
+    """Return the amount to add in each row, were the entry imputed."""
     if not isinstance(shift, Mapping):
         return np.full(len(frame), _number(shift, repr(name)))
     if len(shift) != 1 or not all(isinstance(levels, Mapping) for levels in shift.values()):
@@ -76,10 +77,10 @@ def _amounts(frame: pd.DataFrame, name: str, shift: Shift) -> npt.NDArray[np.flo
     ((by, levels),) = shift.items()
     _require(by, list(frame.columns), "completed table")
     present = list(dict.fromkeys(frame[by].dropna().tolist()))
-    unknown, unsaid = [x for x in levels if x not in present], [x for x in present if x not in levels]
-    if unknown or unsaid or frame[by].isna().any():
+    unknown, absent = [x for x in levels if x not in present], [x for x in present if x not in levels]
+    if unknown or absent or frame[by].isna().any():
         raise DataError(
-            f"the shifts of {name!r} are for {some(list(levels))} of {by!r}, which holds {some(present)}"
+            f"the shifts of {name!r} are for {listed(list(levels))} of {by!r}, which holds {listed(present)}"
             f"{' and gaps' if frame[by].isna().any() else ''}; give each of its levels an amount, 0 for none."
         )
     stated = {level: _number(amount, f"{name!r} where {by!r} is {level!r}") for level, amount in levels.items()}
@@ -95,12 +96,12 @@ def _number(amount: Any, what: str) -> float:
 def _require(name: str, present: list[str], table: str) -> None:
     if name not in present:
         raise DataError(
-            f"there is no column {name!r} in the {table}, whose columns are {some(present)}.{meant([name], present)}"
+            f"there is no column {name!r} in the {table}, whose columns are {listed(present)}.{hint([name], present)}"
         )
 
 
 def _like(column: pd.Series[Any], values: npt.NDArray[np.float64]) -> pd.Series[Any]:
-    """Values of the type of the column, if that can hold them."""
-    new = pd.Series(values, column.index)
-    whole = column.dtype.kind in "iu" and bool((values == np.rint(values)).all())
-    return new.astype(column.dtype) if whole or column.dtype.kind == "f" else new
+    """Return the values in the type of the column, if it can hold them."""
+    shifted = pd.Series(values, column.index)
+    integers = column.dtype.kind in "iu" and bool((values == np.rint(values)).all())
+    return shifted.astype(column.dtype) if integers or column.dtype.kind == "f" else shifted

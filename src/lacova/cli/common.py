@@ -1,4 +1,4 @@
-"""What commands share: their options, how they end, tables and models in, answers out."""
+"""What the commands share: options, exit codes, reading tables and models, writing answers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ import typer
 if TYPE_CHECKING:
     import pandas as pd
 
+    from lacova.data.schema import Schema
     from lacova.models.base import Model
 
 P = ParamSpec("P")
 MODEL = "model.lacova"
-STREAM_BYTES = 500_000_000  # of a Parquet file from which on it is not read whole
+STREAM_BYTES = 500_000_000  # a Parquet file of this size or more is streamed
 
 Data = Annotated[
     Path,
@@ -28,15 +29,27 @@ Data = Annotated[
     ),
 ]
 Run = Annotated[Path, typer.Argument(help="the folder that `lacova fit` wrote", metavar="RUN", show_default=False)]
+Completed = Annotated[
+    Path, typer.Argument(help="what `lacova impute --draws` wrote", metavar="COMPLETED", show_default=False)
+]
+SchemaFile = Annotated[Path, typer.Option(help="TOML file with the roles of the columns", show_default=False)]
 Out = Annotated[Path | None, typer.Option("--out", help="file to write, CSV or Parquet by suffix; else CSV on stdout")]
-Seed = Annotated[int, typer.Option(help="of every random number")]
+TableOut = Annotated[Path | None, typer.Option("--out", help="file for the table, CSV or Parquet by suffix")]
+Seed = Annotated[int, typer.Option(help="seed of every random number")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, or any torch device")]
 Stream = Annotated[bool, typer.Option("--stream", help="read Parquet bit by bit; folders and large files always are")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress and no remarks on stderr")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON, for a program to read")]
 Draws = Annotated[int | None, typer.Option(help="draws of each row; without it, means and most probable levels")]
+RowDraws = Annotated[int, typer.Option(help="draws of each row")]
 Interval = Annotated[float | None, typer.Option(help="add central intervals, such as 0.9")]
+CentralInterval = Annotated[float, typer.Option(help="central interval, such as 0.9")]
+Probabilities = Annotated[bool, typer.Option("--probabilities", help="add the probability of each level")]
 History = Annotated[Path | None, typer.Option(help="earlier visits of the same instances, with measurements")]
+Epochs = Annotated[
+    int | None,
+    typer.Option(help="maximum number of passes over the rows; 200, or more for small tables", show_default=False),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
@@ -44,11 +57,10 @@ Settings = Annotated[
         help="any other setting of the model or option of training, such as scaling=normal or importance=5; repeatable",
     ),
 ]  # fmt: skip
-Probabilities = Annotated[bool, typer.Option("--probabilities", help="add the probability of each level")]
 
 
-def sentences(command: Callable[P, None]) -> Callable[P, None]:
-    """Bad input ends a command with one sentence on stderr and exit code 1."""
+def report_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """Wrap a command so that bad input ends it with one sentence on stderr and exit code 1."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -69,36 +81,42 @@ def sentences(command: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
-def say(text: str, quiet: bool) -> None:
+def remark(text: str, quiet: bool) -> None:
+    """Print a remark on stderr, unless `quiet`."""
     if not quiet:
         typer.echo(text, err=True)
 
 
-def settings_of(given: list[str] | None, told: Mapping[str, Any]) -> dict[str, Any]:
-    """What --set says, values as TOML has them and else as words, beside what other options have told."""
+def merge_settings(assignments: list[str] | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge the settings from --set with those that have options of their own.
+
+    Args:
+        assignments: NAME=VALUE, with VALUE in TOML or else plain text.
+        options: settings from other options; None where the option was not given.
+    """
     import tomllib
 
-    known = {name: value for name, value in told.items() if value is not None}
-    found: dict[str, Any] = {}
-    for text in given or ():
+    given = {name: value for name, value in options.items() if value is not None}
+    settings: dict[str, Any] = {}
+    for text in assignments or ():
         name, equals, value = text.partition("=")
         name = name.strip().replace("-", "_")
         if not equals or not name.isidentifier():
             raise ValueError(f"--set is {text!r}; expected NAME=VALUE, such as --set scaling=normal.")
-        if name in found:
+        if name in settings:
             raise ValueError(f"--set gives {name} twice; once is enough.")
-        if name in known:
+        if name in given:
             option = name.removeprefix("max_").replace("_", "-")
             raise ValueError(f"--set {name}=… says again what --{option} says; leave one out.")
         try:
-            found[name] = tomllib.loads(f"value = {value}")["value"]
+            settings[name] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
-            found[name] = value.strip()
-    return known | found
+            settings[name] = value.strip()
+    return given | settings
 
 
 def short(value: float) -> str:
-    """Four significant digits, and whole numbers beyond those."""
+    """Format a number with four significant digits; larger numbers lose only their decimals."""
     return f"{value:.4g}" if abs(value) < 10_000 or value != value else f"{value:.0f}"
 
 
@@ -107,11 +125,17 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 def finite(values: Mapping[Any, Any]) -> dict[str, Any]:
-    """JSON has no NaN: null in its place."""
+    """Replace NaN, which JSON does not have, by None."""
     return {str(name): None if value != value else value for name, value in values.items()}
 
 
+def by_row(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Return the rows of a table as dicts for JSON, by their index."""
+    return {str(name): finite(row.to_dict()) for name, row in table.iterrows()}
+
+
 def load_run(run: Path, device: str) -> Model:
+    """Load the model from the folder that `fit` wrote."""
     from lacova.data.errors import DataError
     from lacova.data.io.files import SUFFIXES
     from lacova.models.storage import load
@@ -126,36 +150,22 @@ def load_run(run: Path, device: str) -> Model:
     return load(file, device=device)
 
 
-def prepare(run: Path, data: Path, out: Path | None, device: str, stream: bool) -> tuple[Model, pd.DataFrame | Path]:
-    """Model and table, once it is known that the output can be written."""
-    from lacova.data.io.files import check_output
-
-    if out is not None:
-        check_output(out)
-    return load_run(run, device), read(data, stream)
-
-
-def prepare_whole(run: Path, data: Path, out: Path | None, device: str) -> tuple[Model, pd.DataFrame]:
-    """The same for commands that cannot read bit by bit."""
-    model, table = prepare(run, data, out, device, False)
-    return model, _in_memory(table)
+def load_model_and_data(
+    run: Path, data: Path, out: Path | None, device: str, stream: bool
+) -> tuple[Model, pd.DataFrame | Path]:
+    """Return the model and the table, or the path of a table to stream, once it is clear that `out` can be written."""
+    check_out(out)
+    return load_run(run, device), read_or_stream(data, stream)
 
 
-def read_whole(data: Path) -> pd.DataFrame:
-    """A table, where it cannot be read bit by bit."""
-    return _in_memory(read(data, False))
+def load_model_and_table(run: Path, data: Path, out: Path | None, device: str) -> tuple[Model, pd.DataFrame]:
+    """Do the same for a command that does not stream."""
+    check_out(out)
+    return load_run(run, device), read_in_memory(data)
 
 
-def _in_memory(table: pd.DataFrame | Path) -> pd.DataFrame:
-    if isinstance(table, Path):
-        raise ValueError(
-            f"{table} is a folder or a large file; this command reads tables whole: give it a part of the rows."
-        )
-    return table
-
-
-def read(data: Path, stream: bool) -> pd.DataFrame | Path:
-    """A table, or its path where it is to be read bit by bit."""
+def read_or_stream(data: Path, stream: bool) -> pd.DataFrame | Path:
+    """Return the table, or its path if it is to be streamed."""
     from lacova.data.io.files import read_table
 
     parquet = data.suffix.lower() == ".parquet" and data.exists()
@@ -166,23 +176,60 @@ def read(data: Path, stream: bool) -> pd.DataFrame | Path:
     return read_table(data)
 
 
+def read_in_memory(data: Path, reader: str = "this command") -> pd.DataFrame:
+    """Return the table; refuse one that would be streamed. `reader` is what the message says cannot stream."""
+    table = read_or_stream(data, False)
+    if isinstance(table, Path):
+        raise ValueError(
+            f"{table} is a folder or a large file; {reader} reads tables whole: give it a part of the rows."
+        )
+    return table
+
+
+def read_level(table: pd.DataFrame, column: str, text: str) -> Any:
+    """Return the level of a column that the text names, in the column's own type."""
+    from lacova.data.columns import level_from_text
+
+    return level_from_text(table[column].dropna().unique().tolist(), text) if column in table else text
+
+
 def read_history(history: Path | None) -> pd.DataFrame | None:
     from lacova.data.io.files import read_table
 
     return None if history is None else read_table(history)
 
 
-def needed(out: Path | None) -> Path:
+def read_schema(schema: Path, data: Path) -> Schema:
+    """Read the roles of the columns of `data`."""
+    from lacova.data.errors import DataError
+    from lacova.data.schema import Schema
+
+    if not schema.exists():
+        raise DataError(f"there is no file {schema}; `lacova schema {data} --out {schema}` proposes one.")
+    return Schema.from_toml(schema)
+
+
+def check_out(out: Path | None) -> None:
+    """Refuse an output file that cannot be written, before any work is done."""
+    from lacova.data.io.files import check_output
+
+    if out is not None:
+        check_output(out)
+
+
+def require_out(out: Path | None) -> Path:
+    """Return the output file; refuse to go on without one."""
     if out is None:
         raise ValueError("the answer to a stream goes to a file: give --out FILE.parquet.")
     return out
 
 
-def deliver(frame: pd.DataFrame, out: Path | None, quiet: bool) -> None:
+def deliver(table: pd.DataFrame, out: Path | None, quiet: bool) -> None:
+    """Write a table to a file, or to stdout as CSV."""
     from lacova.data.io.files import write_table
 
     if out is None:
-        frame.to_csv(sys.stdout, index=False)
+        table.to_csv(sys.stdout, index=False)
         return
-    write_table(frame, out)
-    say(f"{len(frame)} rows written to {out}.", quiet)
+    write_table(table, out)
+    remark(f"{len(table)} rows written to {out}.", quiet)

@@ -1,1 +1,1 @@
-"""Missing covariates: their prior p(x), their posterior q(x_u | ·), and expectations over both."""
+"""Missing covariates: their prior p(x), their posterior q(x_u | ·), and expectations over them."""

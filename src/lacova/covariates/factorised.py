@@ -1,4 +1,7 @@
-"""A distribution about the covariates of some rows: independent normals and categoricals, with its draws and its KL."""
+"""KL, entropy, draws and densities of a `FactorisedDistribution` of covariates.
+
+An unknown is a missing entry of X; a visit-constant one is a single unknown, shared by all rows of its patient.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from lacova.nn.linalg import gaussian_kl
 
 
 def free_entries(batch: Batch, space: CovariateSpace) -> Tensor:
-    """Which entries (N×Q) are unknowns of their own: gaps, a visit-constant one counted once per patient."""
+    """Return a mask (N×Q) of the unknowns: all gaps, a visit-constant one only in its patient's first row."""
     gaps = ~batch.x_mask
     if any(space.static):
         static = space.on(gaps.device).static
@@ -24,41 +27,41 @@ def free_entries(batch: Batch, space: CovariateSpace) -> Tensor:
 
 
 def kl(q: FactorisedDistribution, p: FactorisedDistribution, batch: Batch, space: CovariateSpace) -> Tensor:
-    """KL[q(x_u) ‖ p(x_u)] summed over the batch's unknowns; analytic."""
+    """Compute KL[q(x_u) ‖ p(x_u)], summed over the batch's unknowns, in closed form."""
     free = free_entries(batch, space)
     total = batch.x.new_zeros(())
     if space.continuous:
         c = space.on(batch.x.device).continuous
-        part = gaussian_kl(q.mean[:, c], q.var[:, c], p.mean[:, c], p.var[:, c])
-        total = total + torch.where(free[:, c], part, 0.0).sum()
+        terms = gaussian_kl(q.mean[:, c], q.var[:, c], p.mean[:, c], p.var[:, c])
+        total = total + torch.where(free[:, c], terms, 0.0).sum()
     if space.categorical:
         c = space.on(batch.x.device).categorical
         log_q, log_p = q.log_prob[:, c], p.log_prob[:, c]
-        # 0 · log 0 = 0; a level that p excludes but q does not makes the KL infinite, as it should.
+        # 0 · log 0 = 0; a level with q > 0 and p = 0 makes the KL infinite, as it should.
         ratio = torch.where(log_q.isneginf(), 0.0, log_q) - torch.where(log_q.isneginf(), 0.0, log_p)
-        part = (log_q.exp() * ratio).sum(-1)
-        total = total + torch.where(free[:, c], part, 0.0).sum()
+        terms = (log_q.exp() * ratio).sum(-1)
+        total = total + torch.where(free[:, c], terms, 0.0).sum()
     return total
 
 
 def negative_entropy(q: FactorisedDistribution, batch: Batch, space: CovariateSpace) -> Tensor:
-    """E_q[log q(x_u)] summed over the batch's unknowns; analytic."""
+    """Compute E_q[log q(x_u)], summed over the batch's unknowns, in closed form."""
     free = free_entries(batch, space)
     total = batch.x.new_zeros(())
     if space.continuous:
         c = space.on(batch.x.device).continuous
-        each = -0.5 * (q.var[:, c].log() + math.log(2.0 * math.pi * math.e))
-        total = total + torch.where(free[:, c], each, 0.0).sum()
+        terms = -0.5 * (q.var[:, c].log() + math.log(2.0 * math.pi * math.e))
+        total = total + torch.where(free[:, c], terms, 0.0).sum()
     if space.categorical:
         c = space.on(batch.x.device).categorical
         log_q = q.log_prob[:, c]
-        each = (log_q.exp() * torch.where(log_q.isneginf(), 0.0, log_q)).sum(-1)
-        total = total + torch.where(free[:, c], each, 0.0).sum()
+        terms = (log_q.exp() * torch.where(log_q.isneginf(), 0.0, log_q)).sum(-1)
+        total = total + torch.where(free[:, c], terms, 0.0).sum()
     return total
 
 
 def share_static(values: Tensor, batch: Batch, space: CovariateSpace) -> Tensor:
-    """Let each row take its patient's first row in the visit-constant columns; `values` is (…×N×Q)."""
+    """Copy the values (…×N×Q) of each patient's first row to all its rows, in the visit-constant columns."""
     if not any(space.static):
         return values
     return torch.where(space.on(values.device).static, values[..., batch.owner, :], values)
@@ -67,10 +70,10 @@ def share_static(values: Tensor, batch: Batch, space: CovariateSpace) -> Tensor:
 def draw(
     distribution: FactorisedDistribution, batch: Batch, space: CovariateSpace, draws: int, generator: torch.Generator
 ) -> Tensor:
-    """Completed covariates (draws×N×Q): observed entries as they are, gaps drawn, shared within a patient if static."""
+    """Draw completed covariates (draws×N×Q): observed entries are kept, visit-constant draws shared by a patient."""
     n, columns = batch.x.shape
-    noise = torch.randn(draws, n, columns, generator=generator, device=batch.x.device, dtype=batch.x.dtype)
-    x = distribution.mean + distribution.var.sqrt() * noise
+    eps = torch.randn(draws, n, columns, generator=generator, device=batch.x.device, dtype=batch.x.dtype)
+    x = distribution.mean + distribution.var.sqrt() * eps
     if space.categorical:
         probs = distribution.log_prob[:, space.categorical].exp()
         codes = torch.multinomial(probs.flatten(0, 1), draws, replacement=True, generator=generator)
@@ -79,7 +82,7 @@ def draw(
 
 
 def most_probable(distribution: FactorisedDistribution, batch: Batch, space: CovariateSpace) -> Tensor:
-    """Completed covariates (N×Q): mean of a continuous gap, most probable level of a categorical one."""
+    """Complete the covariates (N×Q) with means at continuous gaps and most probable levels at categorical ones."""
     x = distribution.mean.clone()
     if space.categorical:
         x[:, space.categorical] = distribution.log_prob[:, space.categorical].argmax(-1).to(x.dtype)
@@ -87,23 +90,23 @@ def most_probable(distribution: FactorisedDistribution, batch: Batch, space: Cov
 
 
 def level_probabilities(distribution: FactorisedDistribution, batch: Batch) -> Tensor:
-    """Probability of each level of each categorical entry (N×Q×levels); where observed, 1 for that level."""
+    """Return the probability of each level of each categorical entry (N×Q×levels), one-hot where observed."""
     levels = torch.arange(distribution.log_prob.shape[-1], device=batch.x.device)
-    seen = (batch.x[..., None].round() == levels).to(distribution.log_prob.dtype)
-    return torch.where(batch.x_mask[..., None], seen, distribution.log_prob.exp())
+    observed = (batch.x[..., None].round() == levels).to(distribution.log_prob.dtype)
+    return torch.where(batch.x_mask[..., None], observed, distribution.log_prob.exp())
 
 
 def log_density(distribution: FactorisedDistribution, x: Tensor, entries: Tensor, space: CovariateSpace) -> Tensor:
-    """log of the distribution at completed covariates x (draws×N×Q), summed over each row's chosen `entries`: draws×N."""
+    """Compute the log density (draws×N) of completed covariates x (draws×N×Q), over the entries in a mask (N×Q)."""
     total = x.new_zeros(x.shape[:2])
     if space.continuous:
         c = space.on(x.device).continuous
         var = distribution.var[:, c]
-        each = -0.5 * ((x[..., c] - distribution.mean[:, c]) ** 2 / var + var.log() + math.log(2.0 * math.pi))
-        total = total + torch.where(entries[:, c], each, 0.0).sum(-1)
+        terms = -0.5 * ((x[..., c] - distribution.mean[:, c]) ** 2 / var + var.log() + math.log(2.0 * math.pi))
+        total = total + torch.where(entries[:, c], terms, 0.0).sum(-1)
     if space.categorical:
         c = space.on(x.device).categorical
         log_prob = distribution.log_prob[:, c].expand(len(x), -1, -1, -1)
-        each = log_prob.gather(-1, x[..., c].round().long()[..., None])[..., 0]
-        total = total + torch.where(entries[:, c], each, 0.0).sum(-1)
+        terms = log_prob.gather(-1, x[..., c].round().long()[..., None])[..., 0]
+        total = total + torch.where(entries[:, c], terms, 0.0).sum(-1)
     return total

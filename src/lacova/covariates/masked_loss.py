@@ -1,8 +1,9 @@
-"""Teaching q(x_u | ·) by recall: observed covariates are hidden from it, and it is asked for them.
+"""The masked-covariate loss: observed covariates are masked, and q(x_u | ·) is trained to predict them.
 
-The bound moves q away from the prior only as far as the model can explain y by x. Where the latent variables explain y
-first, as with sex and a few dozen laboratory values, q then never learns to look at y at all. Recall asks directly:
-log q at the hidden values, the classifier's term of semi-supervised VAEs. Its gradient reaches q alone.
+The bound moves q away from the prior only as far as x explains y beyond the latent variables. Where the latent
+variables explain y on their own, as with sex and a few dozen laboratory values, q never learns to depend on y. The
+masked loss trains q directly: −log q at the masked values, like the classification term of semi-supervised VAEs. Its
+gradient reaches the parameters of q only.
 """
 
 from __future__ import annotations
@@ -16,36 +17,38 @@ from lacova.covariates import factorised
 from lacova.data.batches import Batch
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import FactorisedDistribution
-from lacova.data.encoder import Table
+from lacova.data.table import Table
 
-# Share of a column's observed entries that are hidden at a time: as many as are missing, within these limits.
-LEAST, MOST = 0.1, 0.5
+# Limits on the share of a column's observed entries that are masked at a time.
+MIN_RATE, MAX_RATE = 0.1, 0.5
 
 
-def hide(table: Table, space: CovariateSpace, share: Tensor, generator: torch.Generator) -> Table:
-    """The table with more gaps, not prepared; visit-constant columns lose the value of a whole patient.
+def mask_more(table: Table, space: CovariateSpace, rate: Tensor, generator: torch.Generator) -> Table:
+    """Mask some observed covariates at random; in visit-constant columns, those of whole patients.
 
-    Hidden entries keep their values in `x`, behind the mask. The prior must be asked again: what it says of the
-    table's own gaps may rest on entries that are now hidden.
+    Masked entries keep their values in `x`. The result has no conditional prior: that of `table` may depend on
+    entries that are now masked, so the caller must condition again.
 
     Args:
         table: the rows, on the host.
         space: layout of X.
-        share: of each column's entries that are hidden (Q,).
-        generator: source of the choice.
+        rate: probability with which each column's entries are masked (Q,).
+        generator: random numbers.
     """
-    lot = torch.rand(table.x.shape, generator=generator)
+    uniform = torch.rand(table.x.shape, generator=generator)
     if table.patient is not None:
-        lot = torch.where(torch.tensor(space.static), lot[table.patient], lot)  # row p speaks for patient p
-    return replace(table, x_mask=table.x_mask & (lot >= share), conditional_prior=None)
+        uniform = torch.where(
+            torch.tensor(space.static), uniform[table.patient], uniform
+        )  # row p decides for patient p
+    return replace(table, x_mask=table.x_mask & (uniform >= rate), conditional_prior=None)
 
 
-def hidden_share(table: Table) -> Tensor:
-    """Per column (Q,), the share of entries to hide."""
-    return (~table.x_mask).float().mean(0).clamp(LEAST, MOST)
+def masking_rate(table: Table) -> Tensor:
+    """Return the share of entries to mask in each column (Q,): as many as are missing, within MIN_RATE and MAX_RATE."""
+    return (~table.x_mask).float().mean(0).clamp(MIN_RATE, MAX_RATE)
 
 
-def masked_log_prob(q: FactorisedDistribution, batch: Batch, hidden: Batch, space: CovariateSpace) -> Tensor:
-    """Σ log q over the entries that `batch` shows and `hidden` does not; a visit-constant one counts once."""
-    asked = factorised.free_entries(hidden, space) & batch.x_mask
-    return factorised.log_density(q, batch.x[None], asked, space).sum()
+def masked_log_prob(q: FactorisedDistribution, batch: Batch, masked: Batch, space: CovariateSpace) -> Tensor:
+    """Compute Σ log q over the entries observed in `batch` but not in `masked`; a visit-constant one counts once."""
+    entries = factorised.free_entries(masked, space) & batch.x_mask
+    return factorised.log_density(q, batch.x[None], entries, space).sum()

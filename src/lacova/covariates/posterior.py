@@ -1,4 +1,4 @@
-"""q_φ(x_u | ·): an amortised distribution about the covariates that a row lacks."""
+"""The amortised posterior q_φ(x_u | ·) of missing covariates."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ from lacova.nn.networks import mlp
 
 
 class AmortisedPosterior(nn.Module):
-    """Normal and categorical distributions from networks that see values, masks, and what the prior says given x_o.
+    """q(x_u | y_o, x_o), or q(x_u | x_o): a normal or categorical distribution for each entry, from networks.
 
-    Numbers and categories have a network each: the gradients of a number that is known within a hundredth of its spread
-    are so much larger than those of a category that one network would never learn the category.
+    The inputs are values and masks of the row, and its conditional prior p(x_u | x_o). The outputs are corrections to a
+    starting distribution. Categorical probabilities start at the conditional prior. Normals start there too if
+    `continuous_start` is "conditional"; with "marginal" they start at the column's marginal distribution, so that q can
+    move away from a conditional prior with several modes.
 
-    Categorical probabilities start at the prior's given x_o. So do normals where `continuous_start` is "conditional"; with
-    "marginal" they start at the column's overall law, which lets them leave a prior with several modes.
+    Continuous and categorical columns have a network each. The gradient of a column that is known to within a hundredth
+    of its standard deviation is so much larger than that of a category that a shared network would never learn the
+    category.
 
     Args:
         space: layout of X.
-        measurements: their layout, or D where all are Gaussian, if the network also sees y_o, so that it gives
-            q(x_u | y_o, x_o); 0 for q(x_u | x_o).
-        marginal: overall law of each column.
+        measurements: layout of Y (or D where all are Gaussian) for q(x_u | y_o, x_o); 0 for q(x_u | x_o).
+        marginal: marginal distribution of each column.
         continuous_start: "marginal" or "conditional".
-        hidden: widths of the network's hidden layers.
-        static_regression: answers for the visit-constant columns instead of the networks, if given.
+        hidden: widths of the networks' hidden layers.
+        static_regression: if given, gives the posterior of the visit-constant columns in place of the networks.
     """
 
     base_mean: Tensor
@@ -47,8 +49,8 @@ class AmortisedPosterior(nn.Module):
         super().__init__()
         self.space = space
         self.measurements = MeasurementSpace.of(measurements)
-        seen = self.measurements.width
-        self.sees_y = seen > 0
+        y_width = self.measurements.width
+        self.sees_y = y_width > 0
         self.continuous_start = continuous_start
         self.static_regression = static_regression
         columns = len(space.names)
@@ -57,25 +59,27 @@ class AmortisedPosterior(nn.Module):
         self.register_buffer("base_mean", marginal.mean.clone())
         self.register_buffer("base_log_var", marginal.var.log())
         if not columns:
-            return  # nothing to have distributions about
-        wanted = ((space.continuous, 2), (space.categorical, space.max_levels))
-        outputs = [len(kind) * each for kind, each in wanted if kind]
-        self.inner = nn.Linear(inputs, len(outputs) * hidden[0])  # the first layers of all networks, side by side
-        self.look = nn.Linear(seen, len(outputs) * hidden[0], bias=False) if seen else None
-        reach = (inputs + seen) ** -0.5  # both start as the halves of one layer would
+            return
+        outputs_by_kind = ((space.continuous, 2), (space.categorical, space.max_levels))
+        outputs = [len(columns_of_kind) * size for columns_of_kind, size in outputs_by_kind if columns_of_kind]
+        # The first layer of all networks side by side, in two parts: x with its prior, and y.
+        self.inner = nn.Linear(inputs, len(outputs) * hidden[0])
+        self.look = nn.Linear(y_width, len(outputs) * hidden[0], bias=False) if y_width else None
+        bound = (inputs + y_width) ** -0.5  # initialised as one layer with all inputs would be
         for layer in (self.inner, self.look):
             for parameter in () if layer is None else layer.parameters():
-                nn.init.uniform_(parameter, -reach, reach)
+                nn.init.uniform_(parameter, -bound, bound)
         self.networks = nn.ModuleList(mlp([*hidden, width]) for width in outputs)
 
     def embed_y(self, batch: Batch) -> Tensor | None:
-        """What the first layer makes of y_o, which does not depend on x: to be shared between calls; None if unseen."""
+        """Compute the first layer's response to y_o (N×width), for reuse between calls; None if y is not an input."""
         if not self.space.names or self.look is None:
             return None
         y_embedding: Tensor = self.look(self.measurements.features(batch.y, batch.y_mask))
         return y_embedding
 
     def forward(self, batch: Batch, y_embedding: Tensor | None = None) -> FactorisedDistribution:
+        """Compute q(x_u | ·) of a batch that carries its conditional prior; `embed_y` gives `y_embedding`."""
         prior = conditional_prior(batch).distribution
         if not self.space.names:
             return prior
@@ -83,43 +87,45 @@ class AmortisedPosterior(nn.Module):
             torch.cat([self.space.features(batch.x, batch.x_mask), *self._prior_features(prior)], dim=1)
         )
         y_embedding = self.embed_y(batch) if y_embedding is None else y_embedding
-        seen = torch.relu(hidden if y_embedding is None else hidden + y_embedding).chunk(len(self.networks), dim=1)
-        found = [network(part) for network, part in zip(self.networks, seen, strict=True)]
-        out = self._pool_static(self._by_column(found), batch)
+        hidden = torch.relu(hidden if y_embedding is None else hidden + y_embedding)
+        parts = hidden.chunk(len(self.networks), dim=1)
+        outputs = [network(part) for network, part in zip(self.networks, parts, strict=True)]
+        out = self._pool_static(self._by_column(outputs), batch)
         if self.continuous_start == "conditional":
             start_mean, start_log_var = prior.mean, prior.var.log()
         else:
             start_mean, start_log_var = self.base_mean, self.base_log_var
         mean = start_mean + out[..., 0]
-        # 8·tanh(·/8) is the identity near 0 and keeps variances within e^±8 of where they start.
+        # 8·tanh(·/8) is the identity near 0 and keeps variances within e^±8 of their starting values.
         var = (start_log_var + 8.0 * torch.tanh(out[..., 1] / 8.0)).exp()
         distribution = FactorisedDistribution(mean, var, torch.log_softmax(prior.log_prob + out[..., 2:], dim=-1))
         if self.static_regression is None:
             return distribution
-        read: FactorisedDistribution = self.static_regression(prior, batch)
-        return read.where(self.space.on(out.device).static, distribution)
+        regression: FactorisedDistribution = self.static_regression(prior, batch)
+        return regression.where(self.space.on(out.device).static, distribution)
 
-    def _by_column(self, found: list[Tensor]) -> Tensor:
-        """Of every column its mean, log variance and logits (N×Q×(2+levels)); 0 where it has none."""
-        space, first = self.space.on(found[0].device), found[0]
+    def _by_column(self, outputs: list[Tensor]) -> Tensor:
+        """Arrange outputs as mean, log variance and logits of every column (N×Q×(2+levels)), 0 for the other kind."""
+        space, first = self.space.on(outputs[0].device), outputs[0]
         out = first.new_zeros(len(first), len(self.space.names), 2 + self.space.max_levels)
         if self.space.continuous:
             out[:, space.continuous, :2] = first.unflatten(1, (-1, 2))
         if self.space.categorical:
-            out[:, space.categorical, 2:] = found[-1].unflatten(1, (-1, self.space.max_levels))
+            out[:, space.categorical, 2:] = outputs[-1].unflatten(1, (-1, self.space.max_levels))
         return out
 
     def _prior_features(self, prior: FactorisedDistribution) -> list[Tensor]:
+        """Return the conditional prior as network inputs: mean, log variance and level probabilities of each column."""
         c = self.space.on(prior.mean.device).continuous
         levels = [prior.log_prob[:, q, : self.space.levels[q]].exp() for q in self.space.categorical]
         return [prior.mean[:, c], prior.var[:, c].clamp_min(1e-6).log(), *levels]
 
     def _pool_static(self, out: Tensor, batch: Batch) -> Tensor:
-        """One posterior per patient in the visit-constant columns: the average over its informative visits."""
+        """Average the outputs of visit-constant columns over the patient's visits with measurements."""
         if self.static_regression is not None or not any(self.space.static):
             return out
-        seen = batch.y_mask.any(1).to(out.dtype) + 1e-6  # visits without any y count only where there is no other
-        visits = out.new_zeros(batch.patients).index_add(0, batch.patient, seen)
-        total = out.new_zeros(batch.patients, *out.shape[1:]).index_add(0, batch.patient, out * seen[:, None, None])
-        pooled = (total / visits[:, None, None])[batch.patient]
+        weight = batch.y_mask.any(1).to(out.dtype) + 1e-6  # visits without any y matter only if there are no others
+        weights = out.new_zeros(batch.patients).index_add(0, batch.patient, weight)
+        total = out.new_zeros(batch.patients, *out.shape[1:]).index_add(0, batch.patient, out * weight[:, None, None])
+        pooled = (total / weights[:, None, None])[batch.patient]
         return torch.where(self.space.on(out.device).static[:, None], pooled, out)

@@ -1,10 +1,15 @@
-"""p_λ(x): what is known of a row's missing covariates before its measurements are looked at."""
+"""Covariate priors p_λ(x): the distribution of a row's covariates, without its measurements.
+
+`FactorisedPrior` treats columns as independent; `JointPrior` is a mixture over all columns of a row.
+`LongitudinalPrior` (covariates/longitudinal.py) adds the memory of columns along a patient's visits.
+"""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,45 +21,107 @@ from lacova.covariates.scenarios import Scenarios
 from lacova.data.batches import Batch
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import ConditionalPrior, FactorisedDistribution
-from lacova.data.encoder import Table, TableEncoder
+from lacova.data.encoder import TableEncoder
+from lacova.data.table import Table
 
-# A constant column has no spread; its distribution still needs some.
+# Lower bound on a column's variance, for constant columns.
 MIN_VARIANCE = 1e-6
 
 
 class CovariatePrior(nn.Module, ABC):
-    """p_λ(x) and its conditionals p_λ(x_u | x_o). A table is prepared once; batches then carry what it says of them."""
+    """A distribution p_λ(x) of the covariates, with its conditionals p_λ(x_u | x_o): the protocol of a covariate prior.
 
+    A subclass sets `space` and implements `from_table`, `empty`, `condition` and `update`. λ should be buffers, not
+    parameters: it moves by `update`, not by gradients.
+
+    - `from_table(space, table, time, seed)` fits the prior to the training rows. `empty(space, time, sizes)` makes one
+      of the right shape, to load a saved state into; `sizes()` names the sizes that it needs.
+    - `condition(table)` is called once per table. Its result, a `ConditionalPrior`, is stored in
+      `Table.conditional_prior` and travels with each batch; the methods below read it from there.
+    - `update(completed)` is called every `prior_every` epochs, where that fit option is set, with the training rows and
+      their gaps filled by draws from q(x_u | ·). `condition` follows.
+    - `kl(q, scenarios, batch)`, `draw(batch, ...)` and `log_density(x, batch, ...)` default to the factorised
+      distribution that `condition` returned: KL term of the objective, draws for prediction, and density for
+      importance weights. A prior whose missing entries are dependent given x_o overrides all three, and they must
+      agree: E_q[log q(x_u) − log_density] is the KL, and `draw` samples from exp(log_density).
+
+    Attributes:
+        space: layout of X.
+        on_host: whether `condition` runs on the host even where the model is on a GPU: many small operations.
+        posterior_start: where the normals of q(x_u | ·) start: at the "marginal" distribution of their column, which
+            lets them leave a conditional prior with several modes, or at the "conditional" prior itself.
+    """
+
+    part_kind: ClassVar[str] = "covariate prior"
+    on_host: ClassVar[bool] = False
+    posterior_start: ClassVar[Literal["marginal", "conditional"]] = "marginal"
     space: CovariateSpace
+
+    @classmethod
+    @abstractmethod
+    def from_table(cls, space: CovariateSpace, table: Table, time: int | None, seed: int) -> CovariatePrior:
+        """Fit the prior to the observed covariates of the training rows.
+
+        Further keyword arguments, with defaults, are the prior's configuration, which is saved with the model.
+
+        Args:
+            space: layout of X.
+            table: the rows.
+            time: index of the time column, if there is one.
+            seed: of any random numbers.
+        """
+
+    @classmethod
+    @abstractmethod
+    def empty(cls, space: CovariateSpace, time: int | None, sizes: Mapping[str, int]) -> CovariatePrior:
+        """Return a prior of the right shape, to load a stored state into; `sizes` are those that `sizes` returned."""
+
+    def sizes(self) -> dict[str, int]:
+        """Return by name the sizes of the state that depend on the training rows; by default, none."""
+        return {}
 
     @abstractmethod
     def condition(self, table: Table) -> ConditionalPrior:
-        """p(x_u | x_o) of every row."""
+        """Compute p(x_u | x_o) of every row of a table.
+
+        Rows of one patient may inform each other. Values of `table.x` where `table.x_mask` is False must not be used.
+        The result has the table's precision and device; a visit-constant column has the same distribution in all rows
+        of a patient.
+        """
 
     @abstractmethod
     def update(self, completed: Table) -> None:
-        """Move λ towards making the completed covariates of the training rows more likely."""
+        """Update λ to make the completed covariates of the training rows more likely."""
 
     def kl(self, q: FactorisedDistribution, scenarios: Scenarios, batch: Batch) -> Tensor:
-        """KL[q(x_u) ‖ p(x_u | x_o)] over the batch's unknowns: analytic, the prior being factorised given x_o."""
+        """Compute KL[q(x_u) ‖ p(x_u | x_o)], summed over the batch's unknowns (a scalar).
+
+        In closed form here, for a prior that is factorised given x_o. A subclass may instead average over
+        `scenarios`, the completions of the batch under q with their weights.
+        """
         return factorised.kl(q, conditional_prior(batch).distribution, batch, self.space)
 
     def draw(self, batch: Batch, draws: int, generator: torch.Generator) -> Tensor:
-        """Completed covariates (draws×N×Q) from p(x_u | x_o)."""
+        """Draw completed covariates (draws×N×Q) from p(x_u | x_o)."""
         return factorised.draw(conditional_prior(batch).distribution, batch, self.space, draws, generator)
 
     def log_density(self, x: Tensor, batch: Batch, entries: Tensor | None = None) -> Tensor:
-        """log p(x_u | x_o) of completed rows (draws×N×Q), over all gaps of a row or those in `entries`: draws×N."""
+        """Compute log p(x_u | x_o) (draws×N) of completed rows (draws×N×Q).
+
+        The sum is over the gaps of each row, or over those in the mask `entries` (N×Q), which counts a visit-constant
+        gap in one row of its patient only.
+        """
         return factorised.log_density(
             conditional_prior(batch).distribution, x, ~batch.x_mask if entries is None else entries, self.space
         )
 
 
 def conditional_prior(batch: Batch) -> ConditionalPrior:
-    """The prepared prior of a batch."""
+    """Return the conditional prior that a batch carries."""
     if batch.conditional_prior is None:
         raise ValueError(
-            "this table has not been prepared: call CovariatePrior.prepare and keep its result in Table.conditional_prior."
+            "this table has no conditional prior: call CovariatePrior.condition and keep its result in "
+            "Table.conditional_prior."
         )
     return batch.conditional_prior
 
@@ -75,38 +142,46 @@ class FactorisedPrior(CovariatePrior):
 
     @classmethod
     def learn(cls, space: CovariateSpace, table: Table) -> FactorisedPrior:
-        """From the observed entries of the training rows; a visit-constant value counts once per patient."""
-        x, seen = table.x, table.x_mask.to(table.x.dtype)
+        """Fit to the observed entries of the training rows; a visit-constant value counts once per patient."""
+        x, observed = table.x, table.x_mask.to(table.x.dtype)
         if table.patient is not None and any(space.static):
             visits = torch.bincount(table.patient).to(x.dtype)[table.patient]
-            weight = torch.where(torch.tensor(space.static), 1.0 / visits[:, None], 1.0).to(x.dtype) * seen
+            weight = torch.where(torch.tensor(space.static), 1.0 / visits[:, None], 1.0).to(x.dtype) * observed
         else:
-            weight = seen
+            weight = observed
         total = weight.sum(0)
         mean = (weight * x).sum(0) / total
         var = ((weight * (x - mean) ** 2).sum(0) / total).clamp_min(MIN_VARIANCE)
         log_prob = torch.zeros(len(space.names), space.max_levels, dtype=x.dtype)
         for q in space.categorical:
             log_prob[q] = -torch.inf
-            level = torch.arange(space.levels[q])
-            counts = (weight[:, q, None] * (x[:, q, None] == level)).sum(0)
+            counts = (weight[:, q, None] * (x[:, q, None] == torch.arange(space.levels[q]))).sum(0)
             log_prob[q, : space.levels[q]] = (counts / total[q]).log()
         return cls(space, mean, var, log_prob)
 
     @classmethod
+    def from_table(cls, space: CovariateSpace, table: Table, time: int | None, seed: int) -> FactorisedPrior:
+        return cls.learn(space, table)
+
+    @classmethod
+    def empty(cls, space: CovariateSpace, time: int | None, sizes: Mapping[str, int]) -> FactorisedPrior:
+        return cls.blank(space)
+
+    @classmethod
     def blank(cls, space: CovariateSpace) -> FactorisedPrior:
-        """Of the right shape, to read stored numbers into."""
+        """Return a prior of the right shape, to load a stored state into."""
         columns = len(space.names)
         return cls(space, torch.zeros(columns), torch.ones(columns), torch.zeros(columns, space.max_levels))
 
     def update(self, completed: Table) -> None:
+        """Fit anew to the completed rows."""
         self.load_state_dict(FactorisedPrior.learn(self.space, completed).state_dict())
 
     def override(self, encoder: TableEncoder, knowledge: Mapping[str, object]) -> None:
-        """Replace columns by domain knowledge.
+        """Replace what was learnt of some columns by domain knowledge.
 
-        `{"height": (170, 10)}` gives mean and sd in the column's own units; `{"sex": {"f": 0.5, "m": 0.5}}`
-        gives a probability for each level.
+        `{"height": (170, 10)}` sets mean and standard deviation, in the column's own units.
+        `{"sex": {"f": 0.5, "m": 0.5}}` sets the probability of each level.
         """
         for name, value in knowledge.items():
             if name not in encoder.space.names:
@@ -122,6 +197,7 @@ class FactorisedPrior(CovariatePrior):
                 self.var[q] = (sd / encoder.x_scale[q]) ** 2
 
     def condition(self, table: Table) -> ConditionalPrior:
+        """Return the same distribution for every row: columns are independent."""
         n = len(table)
         distribution = FactorisedDistribution(
             self.mean.repeat(n, 1), self.var.repeat(n, 1), self.log_prob.repeat(n, 1, 1)
@@ -130,7 +206,7 @@ class FactorisedPrior(CovariatePrior):
 
 
 class JointPrior(CovariatePrior):
-    """A mixture over all covariates, fitted to the incomplete training rows; rows are independent."""
+    """A mixture over all covariates of a row, fitted to the incomplete training rows; rows are independent."""
 
     def __init__(self, mixture: Mixture) -> None:
         super().__init__()
@@ -139,48 +215,69 @@ class JointPrior(CovariatePrior):
 
     @classmethod
     def learn(cls, space: CovariateSpace, table: Table, seed: int, components: int | None = None) -> JointPrior:
+        """Fit the mixture to the training rows; None chooses the number of components."""
         return cls(fit_mixture(space, table.x, table.x_mask, components, seed, group=table.patient))
 
+    @classmethod
+    def from_table(cls, space: CovariateSpace, table: Table, time: int | None, seed: int) -> JointPrior:
+        return cls.learn(space, table, seed)
+
+    @classmethod
+    def empty(cls, space: CovariateSpace, time: int | None, sizes: Mapping[str, int]) -> JointPrior:
+        return cls(Mixture.blank(space, sizes["mixture"]))
+
+    def sizes(self) -> dict[str, int]:
+        return {"mixture": len(self.mixture)}
+
     def update(self, completed: Table) -> None:
-        """Two iterations of EM from the present mixture, whose Q-function is E_q log p(x) by one draw per row."""
+        """Run two iterations of EM from the present mixture; its objective is E_q[log p(x)], one draw per row."""
         x, mask = completed.x.double(), completed.x_mask
         prior = regulariser(self.space, x, mask)
         self.mixture.load_state_dict(run_em(self.mixture, x, mask, prior, iterations=2).mixture.state_dict())
 
     @torch.no_grad()
     def condition(self, table: Table) -> ConditionalPrior:
+        """Compute the marginals of p(x_u | x_o) and log p(x_o) of each row, in chunks of rows."""
         x, mask = table.x.to(self.mixture.mean), table.x_mask.to(self.mixture.mean.device)
-        parts = [self.mixture.condition(x[r], mask[r]) for r in torch.arange(len(x)).split(self.mixture.chunk())]
-        each = [self.mixture.distribution(part) for part in parts]
+        chunks = [self.mixture.condition(x[r], mask[r]) for r in torch.arange(len(x)).split(self.mixture.chunk())]
+        marginals = [self.mixture.distribution(chunk) for chunk in chunks]
         distribution = FactorisedDistribution(
-            *(torch.cat([getattr(b, name) for b in each]) for name in ("mean", "var", "log_prob"))
+            *(torch.cat([getattr(marginal, name) for marginal in marginals]) for name in ("mean", "var", "log_prob"))
         )
-        prepared = ConditionalPrior(distribution, torch.cat([part.log_marginal for part in parts]))
-        return prepared.to(table.x.dtype).to(table.x.device)
+        conditional = ConditionalPrior(distribution, torch.cat([chunk.log_marginal for chunk in chunks]))
+        return conditional.to(table.x.dtype).to(table.x.device)
 
     def kl(self, q: FactorisedDistribution, scenarios: Scenarios, batch: Batch) -> Tensor:
-        """E_q[log q(x_u)] − E_q[log p(x_u, x_o)] + log p(x_o): the first analytic, the second over the scenarios."""
-        gaps = (~batch.x_mask.all(1)).to(batch.x.dtype)
+        """Compute E_q[log q(x_u)] − E_q[log p(x_u, x_o)] + log p(x_o).
+
+        The first term is in closed form; the second is an average over the scenarios.
+        """
+        has_gaps = (~batch.x_mask.all(1)).to(batch.x.dtype)
         density = self.mixture.log_density(scenarios.x.to(self.mixture.mean.dtype)).to(batch.x.dtype)
-        cross = (density * scenarios.row_weight * gaps[scenarios.row]).sum()
+        cross = (density * scenarios.row_weight * has_gaps[scenarios.row]).sum()
         return (
             factorised.negative_entropy(q, batch, self.space)
             - cross
-            + (conditional_prior(batch).log_marginal * gaps).sum()
+            + (conditional_prior(batch).log_marginal * has_gaps).sum()
         )
 
     def draw(self, batch: Batch, draws: int, generator: torch.Generator) -> Tensor:
+        """Draw the missing entries of each row jointly, with their dependence: draws×N×Q."""
         x = batch.x.to(self.mixture.mean.dtype)
-        law = self.mixture.condition(x, batch.x_mask)
-        return self.mixture.draw(law, x, batch.x_mask, draws, generator).to(batch.x.dtype)
+        conditional = self.mixture.condition(x, batch.x_mask)
+        return self.mixture.draw(conditional, x, batch.x_mask, draws, generator).to(batch.x.dtype)
 
     def log_density(self, x: Tensor, batch: Batch, entries: Tensor | None = None) -> Tensor:
-        """Of all gaps of a row at once: rows by themselves have no entries in common."""
+        """Compute log p(x_u | x_o) = log p(x) − log p(x_o) of whole rows.
+
+        `entries` is ignored: rows are independent units here, so no two rows share an unknown.
+        """
         density = self.mixture.log_density(x.to(self.mixture.mean.dtype)).to(x.dtype)
         return torch.where(batch.x_mask.all(1), 0.0, density - conditional_prior(batch).log_marginal)
 
 
 def _mean_and_sd(name: str, value: object) -> tuple[float, float]:
+    """Check and return the (mean, sd) that a user stated for a continuous column."""
     if not (isinstance(value, tuple | list) and len(value) == 2):
         raise ValueError(f"covariate_prior[{name!r}] is {value!r}; a continuous covariate needs (mean, sd).")
     try:
@@ -195,14 +292,15 @@ def _mean_and_sd(name: str, value: object) -> tuple[float, float]:
 
 
 def _level_log_prob(name: str, levels: tuple[object, ...], value: object) -> Tensor:
+    """Check the probabilities that a user stated for the levels of a categorical column; return their logs."""
     if not isinstance(value, Mapping) or set(value) != set(levels):
         raise ValueError(
             f"covariate_prior[{name!r}] is {value!r}; a categorical covariate needs a probability for each of "
             f"{list(levels)}."
         )
-    prob = torch.tensor([float(value[level]) for level in levels], dtype=torch.float64)
-    if (prob <= 0).any() or abs(float(prob.sum()) - 1.0) > 1e-6:
+    probs = torch.tensor([float(value[level]) for level in levels], dtype=torch.float64)
+    if (probs <= 0).any() or abs(float(probs.sum()) - 1.0) > 1e-6:
         raise ValueError(
             f"covariate_prior[{name!r}] must hold positive probabilities that sum to 1, got {dict(value)}."
         )
-    return prob.log()
+    return probs.log()

@@ -1,9 +1,11 @@
-"""Expectations over x_u: every combination of missing categories up to a cap, samples for the rest.
+"""Expectations over the missing covariates x_u: exact sums over missing categories up to a cap, samples for the rest.
 
-An expectation is a weighted sum over *scenarios*. A scenario completes one unit: a row, where the terms of
-the objective are sums over rows, or a whole patient, where they couple the patient's rows. Which scenarios there are
-depends on masks independent_noise: that is a `Plan`, made of whole numbers on the host. What they hold depends on the distribution and on
-noise: `Plan.scenarios` fills them in, on the device, with the same few operations whatever the batch.
+An expectation is a weighted sum over scenarios. A scenario completes one unit of the batch: a row where the objective
+is a sum over rows, or a patient where it couples the patient's rows.
+
+The work has two parts. `plan` decides which scenarios there are. This depends on the masks alone, and the resulting
+`Plan` consists of integers, computed on the host. `Plan.scenarios` then fills in values and weights from a distribution
+and random numbers. It runs on the device, with the same few operations for every batch.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from lacova.data.batches import Batch, Blocks, blocks
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import FactorisedDistribution
 
-# Largest joint table of missing categories that is summed exactly, unless the caller says otherwise. A patient's is
-# smaller, because every state of a patient repeats all of its rows.
+# Default caps on the joint table of missing categories that is summed exactly, for rows and for patients. The second is
+# smaller because every state of a patient repeats all of its rows.
 ROW_CAP = 64
 PATIENT_CAP = 4
 
@@ -33,14 +35,15 @@ class Scenarios:
 
     Attributes:
         x: completed covariates (E×Q).
-        row: the batch row behind each completed row (E,).
-        scenario: the scenario that each completed row belongs to (E,); rows of a scenario are adjacent.
-        sample: which of the `samples` each completed row holds (E,).
-        weight: probability of each scenario (V,); sums to one over the scenarios of a unit, and carries the
-            gradient with respect to the categorical probabilities.
-        pad: completed rows by scenario, where units are patients.
-        open, open_real: what holds gaps to be integrated over by other means: completed rows, where units are patients,
-            else rows of the batch; 0 where one only fills up a shape.
+        row: row of the batch behind each completed row (E,).
+        scenario: scenario of each completed row (E,); the rows of a scenario are adjacent.
+        sample: index of the sample in each completed row (E,).
+        weight: probability of each scenario (V,); sums to one over the scenarios of a unit, and carries the gradient
+            with respect to the categorical probabilities.
+        pad: completed rows by scenario, padded, where units are patients.
+        open: indices of what still has gaps that are integrated over analytically: completed rows where units are
+            patients, otherwise rows of the batch.
+        open_real: 1 for each index in `open`, 0 for padding.
     """
 
     x: Tensor
@@ -54,70 +57,84 @@ class Scenarios:
 
     @property
     def row_weight(self) -> Tensor:
+        """Weight of each completed row's scenario (E,)."""
         return self.weight[self.scenario]
 
     @property
     def blocks(self) -> Blocks:
+        """The completed rows by scenario, padded."""
         return blocks(self.scenario) if self.pad is None else self.pad
 
     @property
     def line_in_block(self) -> Tensor:
-        """The place of each completed row within its scenario (E,)."""
+        """Position of each completed row within its scenario (E,)."""
         places = self.blocks.places
         at = torch.arange(len(self.row), device=self.row.device) - places[:, 0][self.scenario]
-        return at.clamp(max=places.shape[1] - 1)  # of a line that only fills up a shape
+        return at.clamp(max=places.shape[1] - 1)  # padding lies beyond the block
 
 
 @dataclass(frozen=True)
 class StandardDraws:
-    """All that is random in one step: standard normals for x (S×N×Q) and z (S×N×L), uniforms for levels (S'×N×Q).
+    """All random numbers of one step.
 
-    Also standard normals for y (S×N×D), where a model looks at what gaps in y may hide, and the measurements (N×D) that
-    are hidden from the encoder, where some are.
+    Attributes:
+        x: standard normals for continuous covariates (S×N×Q).
+        z: standard normals for the latent variables (S×N×L).
+        uniform: uniforms for levels of categorical covariates (S'×N×Q).
+        y: standard normals for missing measurements (S×N×D), where the model draws them.
+        dropped_y: measurements that encoder dropout masks (N×D), where it is on.
     """
 
     x: Tensor
     z: Tensor
-    level: Tensor
+    uniform: Tensor
     y: Tensor | None = None
-    hidden: Tensor | None = None
+    dropped_y: Tensor | None = None
 
     @classmethod
     def draw(
         cls, like: Tensor, samples: int, latent_dim: int, space: CovariateSpace, generator: torch.Generator,
         measurements: int = 0,
     ) -> StandardDraws:  # fmt: skip
-        """For rows like x (N×Q). Two uniforms at least: a drawn level is judged by the other draws."""
+        """Draw for rows like `like` (N×Q); at least two uniforms, since a sampled level's baseline is the others."""
         where: dict[str, Any] = {"generator": generator, "device": like.device, "dtype": like.dtype}
         n, columns = like.shape
         x = torch.randn(samples, n, columns, **where)
-        drawn = max(2, samples) if space.categorical else 0
-        level = torch.rand(drawn, n, columns, **where)
+        level_samples = max(2, samples) if space.categorical else 0
+        uniform = torch.rand(level_samples, n, columns, **where)
         z = torch.randn(samples, n, latent_dim, **where)
-        return cls(x, z, level, torch.randn(samples, n, measurements, **where) if measurements else None)
+        return cls(x, z, uniform, torch.randn(samples, n, measurements, **where) if measurements else None)
 
     def rows(self, rows: slice) -> StandardDraws:
-        """That of some of the rows."""
+        """Return the random numbers of some rows."""
         y = None if self.y is None else self.y[:, rows]
-        hidden = None if self.hidden is None else self.hidden[rows]
-        return StandardDraws(self.x[:, rows], self.z[:, rows], self.level[:, rows], y, hidden)
+        dropped_y = None if self.dropped_y is None else self.dropped_y[rows]
+        return StandardDraws(self.x[:, rows], self.z[:, rows], self.uniform[:, rows], y, dropped_y)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which scenarios a batch has: E completed rows, V scenarios, T pairs of a missing category and a scenario of it.
+    """The scenarios of a batch, without their values: E completed rows ("lines") in V scenarios.
+
+    A missing category appears in every scenario of its unit; T counts these pairs of an entry and a scenario.
 
     Attributes:
-        row, scenario, sample, first: as in `Scenarios`, and the first line of each line's scenario (E,).
-        unit, draw, probability: of each scenario (V,): its unit, which draw of levels it holds, one over the draws.
-        line, entry_row, entry_column, place, code, listed: of each pair (T,): the completed row it writes to, the entry
-            of the batch it is about, its scenario, the level that enumeration gives it, and whether it is enumerated.
-        lots: entries (N×Q) whose level is drawn, in the row that stands for them.
+        row, scenario, sample: of each line, as in `Scenarios` (E,).
+        first: first line of each line's scenario (E,).
+        unit: unit of each scenario (V,).
+        draw: which of the unit's draws each scenario holds (V,).
+        probability: one over the number of the unit's draws (V,).
+        line: line that each pair writes to (T,).
+        entry_row, entry_column: entry of the batch that each pair completes (T,).
+        entry_scenario: scenario of each pair (T,).
+        code: level that enumeration gives each pair (T,); 0 where the level is sampled.
+        enumerated: whether the level of each pair is enumerated rather than sampled (T,).
+        sampled: entries whose level is sampled (N×Q); a visit-constant one only in its patient's first row.
         row_unit: unit of each row of the batch (N,).
-        pad: completed rows by scenario, where units are patients.
+        pad: lines by scenario, padded, where units are patients.
         open, open_real: as in `Scenarios`.
-        units: how many.
-        draws_levels: whether there are lots.
+        units: number of units.
+        draws_levels: whether any level is sampled.
     """
 
     row: Tensor
@@ -130,10 +147,10 @@ class Plan:
     line: Tensor
     entry_row: Tensor
     entry_column: Tensor
-    place: Tensor
+    entry_scenario: Tensor
     code: Tensor
-    listed: Tensor
-    lots: Tensor
+    enumerated: Tensor
+    sampled: Tensor
     row_unit: Tensor
     pad: Blocks | None
     open: Tensor
@@ -142,6 +159,7 @@ class Plan:
     draws_levels: bool
 
     def to(self, device: torch.device) -> Plan:
+        """Return the plan on another device."""
         if self.row.device == device:
             return self
         moved = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -150,24 +168,25 @@ class Plan:
         return replace(self, pad=pad, **moved)
 
     def scenarios(
-        self, distribution: FactorisedDistribution, batch: Batch, space: CovariateSpace, noise: StandardDraws
+        self, distribution: FactorisedDistribution, batch: Batch, space: CovariateSpace, eps: StandardDraws
     ) -> Scenarios:
-        """The scenarios under `distribution`."""
-        spread = share_static(noise.x, batch, space)
-        drawn = distribution.mean[self.row] + distribution.var.sqrt()[self.row] * spread[self.sample, self.row]
+        """Fill in values and weights under `distribution`."""
+        eps_x = share_static(eps.x, batch, space)
+        drawn = distribution.mean[self.row] + distribution.var.sqrt()[self.row] * eps_x[self.sample, self.row]
         x = torch.where(batch.x_mask[self.row], batch.x[self.row], drawn)
         weight = self.probability.to(x.dtype)
         if len(self.line):
             code, log_prob = self.code, distribution.log_prob[self.entry_row, self.entry_column]
             if self.draws_levels:
-                lot = draw_levels(distribution, space, noise.level)
-                code = torch.where(self.listed, code, lot[self.draw[self.place], self.entry_row, self.entry_column])
-            log_weight = torch.where(self.listed, log_prob.gather(1, code[:, None])[:, 0], 0.0)
-            weight = weight * log_weight.new_zeros(len(weight)).index_add(0, self.place, log_weight).exp()
+                levels = draw_levels(distribution, space, eps.uniform)
+                drawn_code = levels[self.draw[self.entry_scenario], self.entry_row, self.entry_column]
+                code = torch.where(self.enumerated, code, drawn_code)
+            log_weight = torch.where(self.enumerated, log_prob.gather(1, code[:, None])[:, 0], 0.0)
+            weight = weight * log_weight.new_zeros(len(weight)).index_add(0, self.entry_scenario, log_weight).exp()
             if self.draws_levels:
-                each = distribution.log_prob.expand(len(lot), -1, -1, -1).gather(-1, lot[..., None])[..., 0]
-                each = torch.where(self.lots, each, 0.0).sum(-1)  # S'×N
-                total = each.new_zeros(len(each), self.units).index_add(1, self.row_unit, each)
+                log_q = distribution.log_prob.expand(len(levels), -1, -1, -1).gather(-1, levels[..., None])[..., 0]
+                log_q = torch.where(self.sampled, log_q, 0.0).sum(-1)  # S'×N
+                total = log_q.new_zeros(len(log_q), self.units).index_add(1, self.row_unit, log_q)
                 weight = weight * _score_factor(total)[self.draw, self.unit]
             x = x.index_put((self.line, self.entry_column), code.to(x.dtype))
             if self.pad is not None and any(space.static):
@@ -180,52 +199,60 @@ def complete(
     generator: torch.Generator, cap: int | None = None, every_unit: bool = False,
     columns: Sequence[int] | None = None,
 ) -> Scenarios:  # fmt: skip
-    """Scenarios of a batch under `distribution`: `plan` and `Plan.scenarios` in one."""
-    how = plan(
+    """Return the scenarios of a batch under `distribution`: `plan` and `Plan.scenarios` in one call."""
+    batch_plan = plan(
         batch.x_mask.cpu(), batch.patient.cpu(), space, couple=couple, samples=samples, cap=cap,
         every_unit=every_unit, columns=columns,
     )  # fmt: skip
-    noise = StandardDraws.draw(batch.x, samples, 0, space, generator)
-    return how.to(batch.x.device).scenarios(distribution, batch, space, noise)
+    eps = StandardDraws.draw(batch.x, samples, 0, space, generator)
+    return batch_plan.to(batch.x.device).scenarios(distribution, batch, space, eps)
 
 
 def plan(
     x_mask: Tensor, patient: Tensor, space: CovariateSpace, *, couple: bool, samples: int, cap: int | None = None,
     every_unit: bool = False, columns: Sequence[int] | None = None, integrate: bool = False,
 ) -> Plan:  # fmt: skip
-    """The scenarios of a batch with the given mask (N×Q) and patients (N,), both on the host.
+    """Plan the scenarios of a batch.
 
-    Categorical gaps of a row are enumerated jointly while their table has at most `cap` states (None: ROW_CAP or
-    PATIENT_CAP); what does not fit is sampled, at least twice, with score-function gradients about the other samples'
-    mean. A patient whose whole table does not fit is sampled altogether: two draws of everything cost less than a part
-    of the table twice over, and measured the same. Continuous gaps are sampled with reparameterised gradients. Units
-    without anything to sample have one sample only, unless `every_unit` is set.
+    Categorical gaps of a row are enumerated jointly while their table has at most `cap` states. The others are sampled,
+    at least twice, with score-function gradients that have the mean of the other samples as baseline. A patient whose
+    table exceeds the cap is sampled as a whole: two draws of everything cost less than a part of the table twice, and
+    gave the same accuracy. Continuous gaps are sampled with reparameterised gradients.
 
-    Gaps outside `columns` (None: all) are no part of the scenarios: they hold some draw that nobody should read. With
-    `integrate`, rows with such gaps are marked as open, or, where scenarios complete all columns, rows with any gap.
+    Args:
+        x_mask: observed covariates (N×Q), on the host.
+        patient: patient of each row (N,), on the host.
+        space: layout of X.
+        couple: whether a scenario completes a patient rather than a row.
+        samples: S.
+        cap: largest table that is enumerated; None for ROW_CAP or PATIENT_CAP.
+        every_unit: whether units without anything to sample also have S samples instead of one.
+        columns: columns that scenarios complete, None for all. Gaps in other columns hold a draw that must not be used.
+        integrate: whether to list as `open` the rows with gaps outside `columns`, or with any gap where `columns` is
+            None.
     """
     cap = (PATIENT_CAP if couple else ROW_CAP) if cap is None else cap
     gaps, rows = ~x_mask, torch.arange(len(x_mask))
-    left = gaps
+    remaining = gaps
     if columns is not None:
         chosen = torch.isin(torch.arange(len(space.names)), torch.tensor(list(columns), dtype=torch.long))
-        gaps, left = gaps & chosen, gaps & ~chosen
+        gaps, remaining = gaps & chosen, gaps & ~chosen
     unit = patient if couple else rows
     counts = torch.bincount(unit)
     first_row = counts.cumsum(0) - counts
-    found = _missing_levels(gaps, space, unit, first_row, couple, cap)
+    entries = _missing_levels(gaps, space, unit, first_row, couple, cap)
 
     draws = torch.full((len(counts),), samples if every_unit else 1)
     if samples > 1 and not every_unit:
         draws[unit[gaps[:, space.on(gaps.device).continuous].any(1)]] = samples
-    draws[found.unit[~found.listed]] = max(2, samples)
+    draws[entries.unit[~entries.enumerated]] = max(2, samples)
 
-    per_unit = found.states * draws
+    per_unit = entries.states * draws
     start = per_unit.cumsum(0) - per_unit
     scenario_unit = torch.repeat_interleave(torch.arange(len(per_unit)), per_unit)
     within = torch.arange(len(scenario_unit)) - start[scenario_unit]
-    state = within % found.states[scenario_unit]
-    draw = within // found.states[scenario_unit]
+    state = within % entries.states[scenario_unit]
+    draw = within // entries.states[scenario_unit]
 
     rows_per_scenario = counts[scenario_unit]
     first_line = rows_per_scenario.cumsum(0) - rows_per_scenario
@@ -233,63 +260,80 @@ def plan(
     row = first_row[scenario_unit[scenario]] + torch.arange(len(scenario)) - first_line[scenario]
 
     # Every pair (missing category, scenario of its unit), with the level that enumeration gives it there.
-    pairs = per_unit[found.unit]
-    which = torch.repeat_interleave(torch.arange(len(pairs)), pairs)
-    place = start[found.unit][which] + torch.arange(len(which)) - (pairs.cumsum(0) - pairs)[which]
-    listed = found.listed[which]
-    code = torch.where(listed, (state[place] // found.stride[which]) % found.levels[which], 0)
-    still_open = torch.zeros(0, dtype=torch.long)
+    pairs = per_unit[entries.unit]
+    entry = torch.repeat_interleave(torch.arange(len(pairs)), pairs)
+    entry_scenario = start[entries.unit][entry] + torch.arange(len(entry)) - (pairs.cumsum(0) - pairs)[entry]
+    enumerated = entries.enumerated[entry]
+    code = torch.where(enumerated, (state[entry_scenario] // entries.stride[entry]) % entries.levels[entry], 0)
+    open_rows = torch.zeros(0, dtype=torch.long)
     if integrate:
-        still_open = (left.any(1)[row] if couple else left.any(1)).nonzero()[:, 0]
-    lots = torch.zeros_like(gaps)
-    lots[found.row[~found.listed], found.column[~found.listed]] = True
+        open_rows = (remaining.any(1)[row] if couple else remaining.any(1)).nonzero()[:, 0]
+    sampled = torch.zeros_like(gaps)
+    sampled[entries.row[~entries.enumerated], entries.column[~entries.enumerated]] = True
     return Plan(
         row=row, scenario=scenario, sample=(draw % samples)[scenario], first=first_line[scenario],
         unit=scenario_unit, draw=draw, probability=1.0 / draws[scenario_unit].double(),
-        line=first_line[place] + found.row[which] - first_row[found.unit[which]],
-        entry_row=found.row[which], entry_column=found.column[which], place=place, code=code, listed=listed,
-        lots=lots, row_unit=unit, pad=blocks(scenario) if couple else None,
-        open=still_open, open_real=torch.ones(len(still_open), dtype=torch.double),
-        units=len(counts), draws_levels=bool(lots.any()),
+        line=first_line[entry_scenario] + entries.row[entry] - first_row[entries.unit[entry]],
+        entry_row=entries.row[entry], entry_column=entries.column[entry], entry_scenario=entry_scenario, code=code,
+        enumerated=enumerated, sampled=sampled, row_unit=unit, pad=blocks(scenario) if couple else None,
+        open=open_rows, open_real=torch.ones(len(open_rows), dtype=torch.double),
+        units=len(counts), draws_levels=bool(sampled.any()),
     )  # fmt: skip
 
 
 def identity_plan(number: Tensor, real: Tensor, columns: int, open_rows: Tensor, open_real: Tensor) -> Plan:
-    """One scenario per row, where nothing is to be enumerated; `number` is 0..N−1, `real` the weight of each row."""
+    """Return the plan of a batch without categorical gaps and with one sample: one scenario per row.
+
+    Args:
+        number: 0..N−1.
+        real: weight of each row (N,): 1, or 0 for padding.
+        columns: Q.
+        open_rows, open_real: as in `Scenarios`.
+    """
     none = number[:0]
     return Plan(
         row=number, scenario=number, sample=torch.zeros_like(number), first=number, unit=number,
-        draw=torch.zeros_like(number), probability=real, line=none, entry_row=none, entry_column=none, place=none, code=none,
-        listed=none.bool(), lots=torch.zeros(len(number), columns, dtype=torch.bool, device=number.device),
+        draw=torch.zeros_like(number), probability=real, line=none, entry_row=none, entry_column=none,
+        entry_scenario=none, code=none, enumerated=none.bool(),
+        sampled=torch.zeros(len(number), columns, dtype=torch.bool, device=number.device),
         row_unit=number, pad=None, open=open_rows, open_real=open_real, units=len(number), draws_levels=False,
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class _Missing:
-    """The missing categorical entries of a batch, grouped by unit, with their places in the units' joint tables."""
+class _MissingLevels:
+    """The missing categorical entries of a batch, sorted by unit, with their axes in the units' joint tables.
+
+    Attributes:
+        unit, row, column: position of each entry.
+        levels: number of levels of its column.
+        enumerated: whether it is part of its unit's joint table.
+        stride: number of states of the entries before it in that table.
+        states: size of each unit's joint table (units,).
+    """
 
     unit: Tensor
     row: Tensor
     column: Tensor
     levels: Tensor
-    listed: Tensor
+    enumerated: Tensor
     stride: Tensor
-    states: Tensor  # size of each unit's joint table
+    states: Tensor
 
 
 def _missing_levels(
     gaps: Tensor, space: CovariateSpace, unit: Tensor, first_row: Tensor, couple: bool, cap: int
-) -> _Missing:
+) -> _MissingLevels:
+    """List the missing categorical entries and decide which are enumerated within the cap."""
     at = space.on(gaps.device)
-    open_entries = torch.zeros_like(gaps)
-    open_entries[:, at.categorical] = gaps[:, at.categorical]
+    missing = torch.zeros_like(gaps)
+    missing[:, at.categorical] = gaps[:, at.categorical]
     if couple and any(space.static):  # a visit-constant entry stands in the patient's first row
-        open_entries &= (first_row[unit] == torch.arange(len(unit)))[:, None] | ~at.static
-    row, column = open_entries.nonzero(as_tuple=True)
+        missing &= (first_row[unit] == torch.arange(len(unit)))[:, None] | ~at.static
+    row, column = missing.nonzero(as_tuple=True)
     owner, levels = unit[row], torch.tensor(space.levels)[column]
 
-    # Size of the joint table of each missing entry and those before it in its unit, on the log scale.
+    # Log size of the joint table of each entry and those before it in its unit.
     size = levels.double().log()
     running = size.cumsum(0)
     first = torch.ones_like(owner, dtype=torch.bool)
@@ -297,26 +341,26 @@ def _missing_levels(
     before = torch.zeros(len(first_row), dtype=torch.double)
     before[owner[first]] = (running - size)[first]
     running = running - before[owner]
-    whole = torch.zeros_like(before).index_add(0, owner, size)
-    listed = (whole[owner] if couple else running) <= math.log(cap) + 1e-9
-    stride = torch.where(listed, (running - size).exp().round(), 1.0).long()
-    states = torch.zeros_like(before).index_add(0, owner[listed], size[listed])
-    return _Missing(owner, row, column, levels, listed, stride, states.exp().round().long())
+    total = torch.zeros_like(before).index_add(0, owner, size)
+    enumerated = (total[owner] if couple else running) <= math.log(cap) + 1e-9
+    stride = torch.where(enumerated, (running - size).exp().round(), 1.0).long()
+    states = torch.zeros_like(before).index_add(0, owner[enumerated], size[enumerated])
+    return _MissingLevels(owner, row, column, levels, enumerated, stride, states.exp().round().long())
 
 
 def draw_levels(distribution: FactorisedDistribution, space: CovariateSpace, uniform: Tensor) -> Tensor:
-    """Levels (S'×N×Q) by inverting the distribution function at uniform numbers of the same shape."""
+    """Draw levels (S'×N×Q) by inverting the distribution function at uniform numbers of the same shape."""
     cumulative = distribution.log_prob.detach().exp().cumsum(-1)
-    reached = cumulative <= (uniform[..., None] * cumulative[..., -1:])
-    return reached.sum(-1).clamp(max=space.max_levels - 1)
+    below = cumulative <= (uniform[..., None] * cumulative[..., -1:])
+    return below.sum(-1).clamp(max=space.max_levels - 1)
 
 
 def _score_factor(log_prob: Tensor) -> Tensor:
-    """Weight of each draw of each unit (S'×units), given the log probabilities of what was drawn.
+    """Return the weight of each draw of each unit (S'×units), from the log probabilities of the sampled levels.
 
-    It is 1, and makes the gradient of a weighted sum the score-function estimator: Σ_s f_s (g_s − mean of the other g),
-    which is Σ_s (f_s − mean of the other f) g_s with g_s the gradient of the log probability of draw s.
+    Its value is 1. Its gradient turns that of a weighted sum Σ_s f_s into the score-function estimator
+    Σ_s f_s (g_s − mean of the other g) = Σ_s (f_s − mean of the other f) g_s, with g_s the gradient of log_prob_s.
     """
-    each = log_prob - log_prob.detach()
-    others = (each.sum(0) - each) / (len(each) - 1)
-    return 1.0 + each - others
+    score = log_prob - log_prob.detach()
+    others = (score.sum(0) - score) / (len(score) - 1)
+    return 1.0 + score - others

@@ -1,8 +1,8 @@
-"""What patients' averages say of covariates that do not change with visits: a regression, learnt before training.
+"""Posterior of visit-constant covariates by a shrunk regression on patients' averages, fitted before training.
 
-Where patients have levels of their own, these explain how patients differ, and the bound has no use left for sex or
-age: it draws q(x_u) of such columns to the prior. Networks that recall them instead know the few dozen or hundred
-patients of a study by heart. A shrunk regression on patients' averages does neither.
+Random effects explain how patients differ. Where a model has them, sex or age do not improve the bound, which then
+draws q(x_u) of such columns to the prior. Networks trained with the masked-covariate loss overfit instead: a study has
+only a few dozen or hundred patients. A shrunk regression on patients' averages avoids both.
 """
 
 from __future__ import annotations
@@ -19,35 +19,42 @@ from lacova.covariates.prior import CovariatePrior
 from lacova.data.batches import Batch, Batches
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import FactorisedDistribution
-from lacova.data.encoder import Table
 from lacova.data.measurement_space import MeasurementSpace
 from lacova.data.scaling import Floats
+from lacova.data.table import Table
 
-KAPPA = 0.5  # visits at what is usual that an average starts with
-FEWEST = 20  # patients that show a column, for anything to be read of it
-MOST = 2000  # patients that are looked at
-DIRECTIONS = 200  # principal ones of averages, at most
-BEYOND = 3.0  # standard deviations that a value counts, at most
-BESIDE = 0.3  # of a measurement that another covariate counts: the prior may have spoken of it
+PRIOR_VISITS = 0.5  # pseudo-visits at the mean, which shrink the average of a patient with few visits
+MIN_PATIENTS = 20  # patients with an observed value, for a column to have a regression
+MAX_PATIENTS = 2000  # patients that are used
+MAX_DIRECTIONS = 200  # principal directions of the averages
+MAX_DEVIATION = 3.0  # standard deviations at which a value is clipped
+COVARIATE_WEIGHT = 0.3  # scale of other covariates relative to measurements: the prior may already use them
 FOLDS = 5
-PATIENCE = 2  # further settings that may be worse than the best
-# Grids: of a number's precision in units of the prior's, and of shrinkage in units of averages' square.
-GAINS = np.concatenate([[0.0], np.geomspace(0.03, 1000.0, 48)])
-SHRINKAGE = np.geomspace(1e-5, 1e3, 25)
-TINY = 1e-6
-LEAST = -30.0  # of a log probability
+PATIENCE = 2  # shrinkages in a row without a gain before the search stops
+# Grids: precision J relative to the prior's, and shrinkage relative to the square of the averages.
+PRECISION_GRID = np.concatenate([[0.0], np.geomspace(0.03, 1000.0, 48)])
+SHRINKAGE_GRID = np.geomspace(1e-5, 1e3, 25)
+TINY = 1e-6  # lower bound on divisors
+MIN_LOG_PROB = -30.0  # lower bound on a log probability of the prior
 
 
 class StaticRegression(nn.Module):
-    """q(x | y_o, x_o) ∝ p(x | x_o) · exp(x·(aᵀh + ωb) − ½ωJx²) of a number, p(x | x_o) · exp(a_xᵀh + ωb_x) of a level.
+    """q(x | y_o, x_o) of a visit-constant covariate x: the conditional prior times the likelihood of a regression.
 
-    h has Σ_i y_i/(n + ½) of each measurement (of each level, where there are levels) over the n visits at which the
-    patient has it, with y in standard deviations from what is usual, 3 at most; and the same of the other covariates
-    at visits with measurements, the time aside: when a patient is seen, and how long, is not what it is like. a is
-    shrunk, that of covariates more: by ridge regression, with the shrinkage and J of the best leave-one-out density,
-    and by multinomial regression, with that of the best cross-validated likelihood. ω says how much the patient has of
-    what a looks at, Σ a²n/(n + ½), where 1 is what patients in training have on average: who has no measurements has
-    the prior.
+        continuous:   q(x) ∝ p(x | x_o) · exp(x·(aᵀh + ωb) − ½ωJx²)
+        categorical:  q(x) ∝ p(x | x_o) · exp(a_xᵀh + ωb_x)
+
+    h holds shrunk averages of the patient, Σ_i y_i/(n + ½) over the n visits at which the feature is observed. Features
+    are the measurements (one per level where categorical) and the other covariates at visits with measurements, each
+    centred, in standard deviations and clipped at ±3. The time is left out: when and for how long a patient is seen is
+    not a trait of the patient.
+
+    a is shrunk, and more so for covariates than for measurements. Continuous columns use ridge regression, with the
+    shrinkage and J that maximise the leave-one-out density. Categorical columns use multinomial regression, with the
+    shrinkage that maximises the cross-validated likelihood.
+
+    ω = Σ a²n/(n + ½), relative to its mean over the training patients, is the amount of information about x. A patient
+    without measurements has ω = 0 and keeps the prior.
 
     Args:
         space: layout of X.
@@ -81,146 +88,172 @@ class StaticRegression(nn.Module):
         self.register_buffer("weight", torch.zeros(width, outputs))  # a
         self.register_buffer("bias", torch.zeros(outputs))
         self.register_buffer("precision", torch.zeros(len(self.numbers)))  # J
-        self.register_buffer("looked", torch.ones(outputs))  # what 1 is for ω
+        self.register_buffer("looked", torch.ones(outputs))  # mean of Σ a²n/(n + ½) over training patients
 
     def learn(self, table: Table, prior: CovariatePrior, seed: int) -> None:
-        """From patients that show the column, and from what the prior would say of it if they did not."""
-        patients = torch.randperm(len(table.labels), generator=torch.Generator().manual_seed(seed))[:MOST]
-        shown = Batches(table).batch(patients)
-        some = Table(shown.y, shown.y_mask, shown.x, shown.x_mask, shown.patient, tuple(patients.tolist()))
-        values, seen = self._features(shown)
-        count = seen.sum(0).clamp_min(1.0)
-        self.centre.copy_((values * seen).sum(0) / count)
-        spread = (((values - self.centre) * seen).square().sum(0) / count).sqrt()
+        """Fit the regression of each column to the patients with an observed value.
+
+        The prior that enters is the conditional prior of the column as if it were missing in all patients.
+
+        Args:
+            table: the training rows.
+            prior: the covariate prior.
+            seed: seed of the choice of patients, where there are more than MAX_PATIENTS.
+        """
+        patients = torch.randperm(len(table.labels), generator=torch.Generator().manual_seed(seed))[:MAX_PATIENTS]
+        batch = Batches(table).batch(patients)
+        rows = Table(batch.y, batch.y_mask, batch.x, batch.x_mask, batch.patient, tuple(patients.tolist()))
+        values, observed = self._features(batch)
+        count = observed.sum(0).clamp_min(1.0)
+        self.centre.copy_((values * observed).sum(0) / count)
+        spread = (((values - self.centre) * observed).square().sum(0) / count).sqrt()
         self.spread.copy_(torch.where(spread > 0.0, spread, 1.0))
-        averages, share = self._averages(shown)
-        apart, at = averages.double().numpy(), 0
+        averages, share = self._averages(batch)
+        h_all, at = averages.double().numpy(), 0
         for q in (*self.numbers, *self.categories):
-            own = slice(at, at := at + max(self.space.levels[q], 1))
-            known = shown.x_mask[shown.first, q]
-            if int(known.sum()) < FEWEST:
+            outputs = slice(at, at := at + max(self.space.levels[q], 1))
+            known = batch.x_mask[batch.first, q]
+            if int(known.sum()) < MIN_PATIENTS:
                 continue
-            first = shown.first[known]
-            hidden = replace(some, x_mask=some.x_mask.index_fill(1, torch.tensor(q), False))
-            told = prior.condition(hidden).distribution.take(first)
-            counts = np.r_[np.ones(len(self.of_y)), np.where(self.of_x.numpy() == q, 0.0, BESIDE)]
-            h, turn = _directions(apart[known.numpy()] * counts)
-            x = shown.x[first, q]
+            first = batch.first[known]
+            masked = replace(rows, x_mask=rows.x_mask.index_fill(1, torch.tensor(q), False))
+            p = prior.condition(masked).distribution.take(first)
+            scale = np.r_[np.ones(len(self.of_y)), np.where(self.of_x.numpy() == q, 0.0, COVARIATE_WEIGHT)]
+            h, directions = _principal_directions(h_all[known.numpy()] * scale)
+            x = batch.x[first, q]
             if q in self.numbers:
-                a, b, precision = regress_number(h, *(v.double().numpy() for v in (x, told.mean[:, q], told.var[:, q])))
-                self.precision[own] = precision
+                a, b, precision = regress_number(h, *(v.double().numpy() for v in (x, p.mean[:, q], p.var[:, q])))
+                self.precision[outputs] = precision
             else:
-                log_prob = told.log_prob[:, q, : self.space.levels[q]]
+                log_prob = p.log_prob[:, q, : self.space.levels[q]]
                 a, b = regress_category(h, x.long().numpy(), log_prob.double().numpy())
-            self.weight[:, own] = torch.as_tensor(counts[:, None] * (turn @ a), dtype=self.weight.dtype)
-            self.bias[own] = torch.as_tensor(b, dtype=self.bias.dtype)
-            looked = share.mean(0) @ self.weight[:, own].square()
-            self.looked[own] = torch.where(looked > 0.0, looked, 1.0)
+            self.weight[:, outputs] = torch.as_tensor(scale[:, None] * (directions @ a), dtype=self.weight.dtype)
+            self.bias[outputs] = torch.as_tensor(b, dtype=self.bias.dtype)
+            information = share.mean(0) @ self.weight[:, outputs].square()
+            self.looked[outputs] = torch.where(information > 0.0, information, 1.0)
 
     def forward(self, prior: FactorisedDistribution, batch: Batch) -> FactorisedDistribution:
-        """The distribution about static columns; the prior's in the others."""
+        """Return the posterior of visit-constant columns, and `prior` in the others."""
         h, share = self._averages(batch)
-        seen = share @ self.weight.square() / self.looked  # ω
-        said = (h @ self.weight + seen * self.bias)[batch.patient]
-        precision = (seen[:, : len(self.numbers)] * self.precision)[batch.patient]
+        omega = share @ self.weight.square() / self.looked
+        logits = (h @ self.weight + omega * self.bias)[batch.patient]  # aᵀh + ωb
+        precision = (omega[:, : len(self.numbers)] * self.precision)[batch.patient]  # ωJ
         mean, var, log_prob = prior.mean.clone(), prior.var.clone(), prior.log_prob.clone()
         for at, q in enumerate(self.numbers):
-            less = 1.0 + precision[:, at] * prior.var[:, q]
-            mean[:, q] = (prior.mean[:, q] + prior.var[:, q] * said[:, at]) / less
-            var[:, q] = prior.var[:, q] / less
+            ratio = 1.0 + precision[:, at] * prior.var[:, q]  # prior variance over posterior variance
+            mean[:, q] = (prior.mean[:, q] + prior.var[:, q] * logits[:, at]) / ratio
+            var[:, q] = prior.var[:, q] / ratio
         at = len(self.numbers)
         for q in self.categories:
             width = self.space.levels[q]
-            log_prob[:, q, :width] = torch.log_softmax(prior.log_prob[:, q, :width] + said[:, at : at + width], dim=-1)
+            log_prob[:, q, :width] = torch.log_softmax(
+                prior.log_prob[:, q, :width] + logits[:, at : at + width], dim=-1
+            )
             at += width
         return FactorisedDistribution(mean, var, log_prob)
 
     def _averages(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """h of each patient (P̂×F), and n/(n + ½)."""
-        values, seen = self._features(batch)
-        values = ((values - self.centre) / self.spread).clamp(-BEYOND, BEYOND) * seen  # in standard deviations
+        """Compute h of each patient and n/(n + ½) of each feature (P̂×F each)."""
+        values, observed = self._features(batch)
+        values = ((values - self.centre) / self.spread).clamp(-MAX_DEVIATION, MAX_DEVIATION) * observed
         size = (batch.patients, values.shape[1])
-        total, count = (part.new_zeros(size).index_add(0, batch.patient, part) for part in (values, seen))
-        return total / (count + KAPPA), count / (count + KAPPA)
+        total, count = (part.new_zeros(size).index_add(0, batch.patient, part) for part in (values, observed))
+        return total / (count + PRIOR_VISITS), count / (count + PRIOR_VISITS)
 
     def _features(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Measurements and covariates (N̂×F) as networks see them, and whether they count."""
+        """Return measurements and covariates as network inputs, and 1 where they are observed (N̂×F each)."""
         features = self.measurements.features(batch.y, batch.y_mask)
-        values, seen = features.split([len(self.of_y), len(self.measurements)], dim=1)
+        values, y_observed = features.split([len(self.of_y), len(self.measurements)], dim=1)
         x = self.space.values(batch.x, batch.x_mask)[:, self.at]
-        beside = batch.x_mask[:, self.of_x] & batch.y_mask.any(1, keepdim=True)
-        return torch.cat([values, x], 1), torch.cat([seen[:, self.of_y], beside.to(x.dtype)], 1)
+        x_observed = batch.x_mask[:, self.of_x] & batch.y_mask.any(1, keepdim=True)
+        return torch.cat([values, x], 1), torch.cat([y_observed[:, self.of_y], x_observed.to(x.dtype)], 1)
 
 
 def regress_number(h: Floats, x: Floats, mean: Floats, var: Floats) -> tuple[Floats, Floats, float]:
-    """a (R×1), b (1,) and J of x ~ N(v·(mean/var + aᵀh + b), v), v = 1/(1/var + J).
+    """Fit a (R×1), b (1,) and J of x ~ N(v·(mean/var + aᵀh + b), v), v = 1/(1/var + J), by ridge regression.
 
-    Of the grids, the J and the shrinkage of a with the highest density of each x under what the others say; all are 0
-    where that of the prior alone is higher.
+    J and the shrinkage of a are those of the grids with the highest leave-one-out density. All results are 0 where the
+    density under the prior alone is higher.
+
+    Args:
+        h: averages of the patients, turned to principal directions (P×R).
+        x: values of the column (P,).
+        mean, var: conditional prior of x (P,).
     """
     var = var.clip(TINY)
     best = -0.5 * ((x - mean) ** 2 / var + np.log(var)).sum()
-    found = np.zeros((h.shape[1], 1)), np.zeros(1), 0.0
-    for precision in GAINS / var.mean():
+    fit = np.zeros((h.shape[1], 1)), np.zeros(1), 0.0
+    for precision in PRECISION_GRID / var.mean():
         v = var / (1.0 + precision * var)
         root = np.sqrt(v)
         target = (x - v / var * mean) / root
-        level = root / np.linalg.norm(root)
-        inside = h * root[:, None]
-        u, s, vt = np.linalg.svd(inside - np.outer(level, level @ inside), full_matrices=False)
-        left = target - level * (level @ target)
-        pull = u.T @ left
-        for shrinkage in SHRINKAGE * max(s[0] ** 2, TINY):
-            keep = s**2 / (s**2 + shrinkage)
-            leverage = level**2 + u**2 @ keep
-            residual = (left - u @ (keep * pull)) / (1.0 - leverage).clip(TINY)
+        # Weighted regression of `target` on √v·h and the intercept √v, which is projected out.
+        intercept = root / np.linalg.norm(root)
+        weighted = h * root[:, None]
+        u, s, vt = np.linalg.svd(weighted - np.outer(intercept, intercept @ weighted), full_matrices=False)
+        centred = target - intercept * (intercept @ target)
+        score = u.T @ centred
+        for shrinkage in SHRINKAGE_GRID * max(s[0] ** 2, TINY):
+            factor = s**2 / (s**2 + shrinkage)
+            leverage = intercept**2 + u**2 @ factor
+            # Leave-one-out residuals are residuals over one minus the leverage.
+            residual = (centred - u @ (factor * score)) / (1.0 - leverage).clip(TINY)
             density = -0.5 * (residual**2 + np.log(v)).sum()
             if density > best:
-                a = vt.T @ (keep * pull / np.where(s > 0, s, 1.0))
-                b = level @ (target - inside @ a) / np.linalg.norm(root)
-                best, found = density, (a[:, None], b[None], float(precision))
-    return found
+                a = vt.T @ (factor * score / np.where(s > 0, s, 1.0))
+                b = intercept @ (target - weighted @ a) / np.linalg.norm(root)
+                best, fit = density, (a[:, None], b[None], float(precision))
+    return fit
 
 
 def regress_category(h: Floats, x: npt.NDArray[np.int64], log_prior: Floats) -> tuple[Floats, Floats]:
-    """a (R×K) and b (K,) of log p(k) = log_prior_k + a_kᵀh + b_k, with the shrinkage of the best cross-validation."""
-    h, log_prior = np.c_[h, np.ones(len(h))], log_prior.clip(LEAST)
-    everyone, fold = np.arange(len(h)), np.arange(len(h)) % FOLDS
-    nothing = np.zeros((h.shape[1], log_prior.shape[1]))
-    best, most, found = 0, log_softmax(log_prior, axis=1)[everyone, x].sum(), [nothing] * FOLDS
-    path = np.square(h).sum(1).mean() * SHRINKAGE[::-1]
+    """Fit a (R×K) and b (K,) of log p(k) = log_prior_k + a_kᵀh + b_k, with the shrinkage of the best cross-validation.
+
+    Args:
+        h: averages of the patients, turned to principal directions (P×R).
+        x: level of each patient (P,).
+        log_prior: log probabilities of the conditional prior (P×K).
+    """
+    h, log_prior = np.c_[h, np.ones(len(h))], log_prior.clip(MIN_LOG_PROB)
+    patients, fold = np.arange(len(h)), np.arange(len(h)) % FOLDS
+    zeros = np.zeros((h.shape[1], log_prior.shape[1]))
+    best_step, best_score = 0, log_softmax(log_prior, axis=1)[patients, x].sum()
+    coefficients = [zeros] * FOLDS  # of each fold's other patients; each shrinkage starts at the one before
+    path = np.square(h).sum(1).mean() * SHRINKAGE_GRID[::-1]
     for step, shrinkage in enumerate(path, 1):
-        told = 0.0
+        score = 0.0
         for k in range(FOLDS):
-            others, left = fold != k, everyone[fold == k]
-            found[k] = _multinomial(h[others], x[others], log_prior[others], shrinkage, found[k])
-            told += log_softmax(log_prior[left] + h[left] @ found[k], axis=1)[np.arange(len(left)), x[left]].sum()
-        if told > most:
-            best, most = step, told
-        elif step - best > PATIENCE:
+            train, test = fold != k, patients[fold == k]
+            coefficients[k] = _multinomial(h[train], x[train], log_prior[train], shrinkage, coefficients[k])
+            logits = log_prior[test] + h[test] @ coefficients[k]
+            score += log_softmax(logits, axis=1)[np.arange(len(test)), x[test]].sum()
+        if score > best_score:
+            best_step, best_score = step, score
+        elif step - best_step > PATIENCE:
             break
-    a = nothing
-    for shrinkage in path[:best]:
+    a = zeros
+    for shrinkage in path[:best_step]:
         a = _multinomial(h, x, log_prior, shrinkage, a)
     return a[:-1], a[-1]
 
 
 def _multinomial(h: Floats, x: npt.NDArray[np.int64], log_prior: Floats, shrinkage: float, start: Floats) -> Floats:
+    """Minimise the penalised multinomial loss over a ((R+1)×K), from `start`."""
     from scipy.optimize import minimize  # slow to import
 
     hot = np.eye(log_prior.shape[1])[x]
 
     def loss(a: Floats) -> tuple[float, Floats]:
         a = a.reshape(start.shape)
-        logit = log_prior + h @ a
-        value = 0.5 * shrinkage * np.square(a).sum() - (hot * log_softmax(logit, axis=1)).sum()
-        return value, (h.T @ (softmax(logit, axis=1) - hot) + shrinkage * a).ravel()
+        logits = log_prior + h @ a
+        value = 0.5 * shrinkage * np.square(a).sum() - (hot * log_softmax(logits, axis=1)).sum()
+        return value, (h.T @ (softmax(logits, axis=1) - hot) + shrinkage * a).ravel()
 
-    found: Floats = minimize(loss, start.ravel(), jac=True, method="L-BFGS-B").x
-    return found.reshape(start.shape)
+    minimum: Floats = minimize(loss, start.ravel(), jac=True, method="L-BFGS-B").x
+    return minimum.reshape(start.shape)
 
 
-def _directions(h: Floats) -> tuple[Floats, Floats]:
-    """The leading principal directions of h: h turned to them (n×R), and what turns to them (F×R)."""
-    turn = np.linalg.svd(h, full_matrices=False)[2][:DIRECTIONS].T
-    return h @ turn, turn
+def _principal_directions(h: Floats) -> tuple[Floats, Floats]:
+    """Return h (P×F) projected to its leading principal directions (P×R), and the directions (F×R)."""
+    directions = np.linalg.svd(h, full_matrices=False)[2][:MAX_DIRECTIONS].T
+    return h @ directions, directions

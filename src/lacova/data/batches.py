@@ -11,17 +11,24 @@ import torch
 from torch import Tensor
 
 from lacova.data.distributions import ConditionalPrior
-from lacova.data.encoder import Table
+from lacova.data.table import Table
 
 
 @dataclass(frozen=True)
 class Batch:
     """Some rows of a table.
 
-    `patient` numbers the batch's patients 0..P̂−1 and rows of one patient are adjacent. `scale` is N/N̂ or P/P̂:
-    a sum over the batch times `scale` estimates the sum over the table without bias. `given` is the covariate prior of
-    each row. `real` (N̂,) is 0 for rows that only fill up a shape and have neither measurements nor gaps in x; None if
-    all rows are real.
+    Rows of one patient are adjacent.
+
+    Attributes:
+        y, y_mask: measurements (N̂×D) and which are observed.
+        x, x_mask: covariates (N̂×Q) and which are observed.
+        patient: number of each row's patient (N̂,), from 0 to P̂−1.
+        scale: N/N̂ or P/P̂; a sum over the batch times `scale` is an unbiased estimate of the sum over the table.
+        conditional_prior: p(x_u | x_o) of each row.
+        count: P̂, where it is known without waiting for the device.
+        real: 0 for rows that only fill up a shape, without measurements or gaps in x (N̂,); None if all rows are real.
+        longest: upper bound of the number of rows of a patient, where it is known without waiting for the device.
     """
 
     y: Tensor
@@ -31,30 +38,30 @@ class Batch:
     patient: Tensor
     scale: float | Tensor = 1.0
     conditional_prior: ConditionalPrior | None = None
-    count: int | None = None  # of patients, where it is known without looking
+    count: int | None = None
     real: Tensor | None = None
-    longest: int | None = None  # rows of a patient, at most, where it is known without looking
+    longest: int | None = None
 
     def __len__(self) -> int:
         return len(self.y)
 
     @cached_property
     def patients(self) -> int:
-        """P̂."""
+        """The number of patients P̂."""
         return int(self.patient[-1]) + 1 if self.count is None else self.count
 
     @cached_property
     def first(self) -> Tensor:
-        """The first row of each patient (P̂,), which stands for what the patient's visits share.
+        """The first row of each patient (P̂,), where values that its visits share are read.
 
-        A patient without rows, where patients only fill up a shape, has any.
+        For a patient without rows, who only fills up a shape, it is an arbitrary row.
         """
         last = torch.full((self.patients,), len(self) - 1, device=self.patient.device)
         return last.scatter_reduce(0, self.patient, torch.arange(len(self), device=self.patient.device), "amin")
 
     @cached_property
     def owner(self) -> Tensor:
-        """For each row, the first row of its patient."""
+        """For each row, the first row of its patient (N̂,)."""
         return self.first[self.patient]
 
     @cached_property
@@ -63,33 +70,33 @@ class Batch:
         return blocks(self.patient, self.patients, self.longest)
 
     def in_first_row(self, values: Tensor) -> Tensor:
-        """What patients have (…×P̂) as numbers of rows (…×N̂): in the first row of each, 0 in the others."""
+        """Spread values of patients (…×P̂) over rows (…×N̂): each in the first row of its patient, 0 in the others."""
         first = self.owner == torch.arange(len(self), device=self.owner.device)
         return torch.where(first, values[..., self.patient], 0.0)
 
     def take(self, rows: Tensor) -> Batch:
-        """The rows chosen by a mask (N̂,), their patients numbered anew."""
+        """Return the rows chosen by a mask (N̂,), with their patients numbered anew."""
         patient = torch.unique_consecutive(self.patient[rows], return_inverse=True)[1]
-        given = None if self.conditional_prior is None else self.conditional_prior.take(rows)
-        return Batch(self.y[rows], self.y_mask[rows], self.x[rows], self.x_mask[rows], patient, self.scale, given)
+        prior = None if self.conditional_prior is None else self.conditional_prior.take(rows)
+        return Batch(self.y[rows], self.y_mask[rows], self.x[rows], self.x_mask[rows], patient, self.scale, prior)
 
 
 class Blocks(NamedTuple):
-    """Rows gathered by patient and padded: place of each row (V×n) and which places hold one (V×n)."""
+    """Rows gathered by patient and padded: the index of each row (V×n), and which places hold a row (V×n)."""
 
     places: Tensor
     filled: Tensor
 
     def gather(self, values: Tensor) -> Tensor:
-        """(…×rows) to (…×V×n), zero where padded."""
+        """Gather values of rows (…×rows) by patient (…×V×n), with zeros as padding."""
         return values[..., self.places] * self.filled
 
 
 def blocks(group: Tensor, groups: int = 0, longest: int | None = None) -> Blocks:
     """Pad adjacent rows of equal `group` (0, 0, 1, 1, 1, …) to a rectangle of at least `groups` lines.
 
-    Where `longest` says how long lines are, nothing waits for the device; there are then `groups` lines, and what is
-    longer is cut off.
+    With `longest`, the host does not wait for the device: there are exactly `groups` lines of that length, and rows
+    beyond it are cut off.
     """
     if longest is None:
         counts = torch.bincount(group, minlength=groups)
@@ -103,7 +110,7 @@ def blocks(group: Tensor, groups: int = 0, longest: int | None = None) -> Blocks
 
 
 class Batches:
-    """Splits a table into batches; of whole patients where it has an instance column.
+    """The batches of a table, of whole patients where it has an instance column.
 
     Args:
         table: the rows.
@@ -126,37 +133,38 @@ class Batches:
         return -(-self.units // self.size)
 
     def rows(self, units: Tensor) -> tuple[Tensor, Tensor]:
-        """Row indices of the given units, and the position of each row's unit in `units`."""
+        """Return the row indices of the units, and the position of each row's unit in `units`."""
         counts = self._counts[units]
         unit = torch.repeat_interleave(torch.arange(len(units)), counts)
         within = torch.arange(len(unit)) - (counts.cumsum(0) - counts)[unit]
         return self._order[self._starts[units][unit] + within], unit
 
     def batch(self, units: Tensor) -> Batch:
+        """Return the rows of the units as a batch."""
         rows, unit = self.rows(units)
         t, device = self.table, self.table.y.device
         rows, unit = rows.to(device), unit.to(device)
-        given = None if t.conditional_prior is None else t.conditional_prior.take(rows)
+        prior = None if t.conditional_prior is None else t.conditional_prior.take(rows)
         return Batch(
-            t.y[rows], t.y_mask[rows], t.x[rows], t.x_mask[rows], unit, self.units / len(units), given, len(units),
+            t.y[rows], t.y_mask[rows], t.x[rows], t.x_mask[rows], unit, self.units / len(units), prior, len(units),
             longest=None if t.patient is None else int(self._counts[units].max()),
         )  # fmt: skip
 
     def shuffled(self, generator: torch.Generator) -> Iterator[Tensor]:
-        """The units of each batch, every unit once, in random order."""
+        """Yield the units of each batch: every unit once, in random order."""
         yield from torch.randperm(self.units, generator=generator).split(self.size)
 
     def in_order(self) -> Iterator[tuple[Tensor, Batch]]:
-        """Row indices and batch, every unit once, in order; `scale` is 1, so that sums over batches add up."""
+        """Yield row indices and batch, every unit once, in order; `scale` is 1, so that sums over batches add up."""
         for units in torch.arange(self.units).split(self.size):
             yield self.rows(units)[0], replace(self.batch(units), scale=1.0)
 
 
-def variance_parts(values: Tensor, seen: Tensor, patient: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Variance between and within patients (D,) each, of what is seen of the values (N×D); none is negative."""
+def variance_parts(values: Tensor, mask: Tensor, patient: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the variance between and within patients (D,) of the observed values (N×D); neither is negative."""
     if patient is None:
-        raise ValueError("a table without an instance column has no patients to have levels of their own.")
-    weight = seen.to(values.dtype)
+        raise ValueError("a table without an instance column has no patients to have random effects.")
+    weight = mask.to(values.dtype)
     zero = weight.new_zeros(int(patient.max()) + 1, weight.shape[1])
     count = zero.index_add(0, patient, weight)
     mean = zero.index_add(0, patient, values * weight) / count.clamp_min(1.0)

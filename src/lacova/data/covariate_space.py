@@ -1,4 +1,4 @@
-"""The space that covariates live in: which columns are continuous, categorical, or constant within an instance."""
+"""The layout of covariates: which columns are continuous, categorical, or constant within an instance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Columns(NamedTuple):
-    """The layout as index tensors on a device, made once: building them anew would make the host wait."""
+    """The layout as index tensors on a device, built once: building them again would make the host wait."""
 
     continuous: Tensor
     categorical: Tensor
@@ -35,18 +35,21 @@ class CovariateSpace:
 
     @cached_property
     def continuous(self) -> list[int]:
+        """Indices of the continuous columns."""
         return [q for q, n in enumerate(self.levels) if n == 0]
 
     @cached_property
     def categorical(self) -> list[int]:
+        """Indices of the categorical columns."""
         return [q for q, n in enumerate(self.levels) if n > 0]
 
     @cached_property
     def max_levels(self) -> int:
+        """The largest number of levels; 1 without categorical columns."""
         return max((n for n in self.levels if n), default=1)
 
     def on(self, device: torch.device) -> Columns:
-        """Continuous and categorical columns by index, which columns are static (Q,), and the level codes."""
+        """Return the layout on `device`: indices by kind, which columns are static (Q,), and the level codes."""
         return _columns(self, device)
 
     @property
@@ -60,7 +63,7 @@ class CovariateSpace:
         return self.continuous + [q for q in self.categorical for _ in range(self.levels[q])]
 
     def values(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Covariates as network inputs (N×width): numbers, then one-hot levels; zero where `mask` is False."""
+        """Return covariates as network inputs (N×width): numbers, then one-hot levels; zero where `mask` is False."""
         at = self.on(x.device)
         number = x[:, at.continuous]
         parts = [number if mask is None else number * mask[:, at.continuous]]
@@ -70,7 +73,7 @@ class CovariateSpace:
         return torch.cat(parts, dim=1)
 
     def features(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Covariates with gaps as network inputs (N×(width+Q)): values, then the mask."""
+        """Return covariates with gaps as network inputs (N×(width+Q)): values, then the mask."""
         return torch.cat([self.values(x, mask), mask.to(x.dtype)], dim=1)
 
 

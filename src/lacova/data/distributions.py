@@ -1,4 +1,7 @@
-"""Laws of the covariates of some rows, as plain tensors: what priors hand to tables, posteriors and expectations."""
+"""Distributions of the covariates of some rows, as plain tensors.
+
+Covariate priors compute them, tables and batches carry them, and posteriors and expectations use them.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class FactorisedDistribution:
-    """q(x) or p(x) for N rows, factorised over columns. Only entries at gaps are ever used.
+    """q(x) or p(x) of N rows, factorised over entries: normal where continuous, categorical where categorical.
+
+    Every tensor has a place for every entry. The normal of a categorical entry and the probabilities of a continuous
+    one are placeholders, and the values at observed entries are ignored.
 
     Attributes:
-        mean, var: normal of each continuous entry (N×Q).
-        log_prob: log probabilities of each categorical entry (N×Q×levels), −inf beyond a column's own levels.
+        mean: mean of each continuous entry (N×Q).
+        var: variance of each continuous entry (N×Q).
+        log_prob: log probabilities of each categorical entry (N×Q×levels), −inf beyond the column's own levels.
     """
 
     mean: Tensor
@@ -22,7 +29,7 @@ class FactorisedDistribution:
     log_prob: Tensor
 
     def where(self, entries: Tensor, other: FactorisedDistribution) -> FactorisedDistribution:
-        """This distribution in the entries chosen by the mask (N×Q), `other` elsewhere."""
+        """Return this distribution where the mask `entries` (N×Q) is True, and `other` elsewhere."""
         return FactorisedDistribution(
             torch.where(entries, self.mean, other.mean),
             torch.where(entries, self.var, other.var),
@@ -30,29 +37,34 @@ class FactorisedDistribution:
         )
 
     def take(self, rows: Tensor) -> FactorisedDistribution:
+        """Return the distribution of some rows, chosen by a mask or by index."""
         return FactorisedDistribution(self.mean[rows], self.var[rows], self.log_prob[rows])
 
     def to(self, where: torch.device | torch.dtype) -> FactorisedDistribution:
+        """Return the distribution on another device or in another floating-point type."""
         return FactorisedDistribution(self.mean.to(where), self.var.to(where), self.log_prob.to(where))
 
     def detach(self) -> FactorisedDistribution:
+        """Return the distribution without its gradient history."""
         return FactorisedDistribution(self.mean.detach(), self.var.detach(), self.log_prob.detach())
 
 
 @dataclass(frozen=True)
 class ConditionalPrior:
-    """What a covariate prior says of each row of a table, computed once: p(x_u | x_o).
+    """p(x_u | x_o) of each row of a table, computed once by `CovariatePrior.condition`.
 
     Attributes:
-        distribution: the law of each single missing entry.
-        log_marginal: log p(x_o) of each row (N,); 0 where the prior is factorised and does not need it.
+        distribution: marginal p(x_iq | x_o) of each missing entry.
+        log_marginal: log p(x_o) of each row (N,); 0 where the prior's KL does not need it.
     """
 
     distribution: FactorisedDistribution
     log_marginal: Tensor
 
     def take(self, rows: Tensor) -> ConditionalPrior:
+        """Return the conditional prior of some rows, chosen by a mask or by index."""
         return ConditionalPrior(self.distribution.take(rows), self.log_marginal[rows])
 
     def to(self, where: torch.device | torch.dtype) -> ConditionalPrior:
+        """Return the conditional prior on another device or in another floating-point type."""
         return ConditionalPrior(self.distribution.to(where), self.log_marginal.to(where))

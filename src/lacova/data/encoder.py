@@ -1,8 +1,7 @@
-"""DataFrame ⇄ tensors. The only module that knows both: it encodes, scales and masks, and undoes all three."""
+"""From a DataFrame to tensors and back: encoding, scaling and masking, and the inverse of each."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,60 +11,31 @@ import torch
 from torch import Tensor
 
 from lacova.data.columns import (
-    ColumnStatistics,
-    Scaling,
-    check_scaling,
-    keep,
-    measured,
+    measurement_values,
     numbers,
-    patients,
-    require,
-    some,
+    patient_codes,
+    require_columns,
     spread_static,
-)  # fmt: skip
+    within_bounds,
+)
 from lacova.data.covariate_space import CovariateSpace
-from lacova.data.distributions import ConditionalPrior
-from lacova.data.errors import DataError
+from lacova.data.errors import DataError, listed
 from lacova.data.measurement_space import COUNTS, NO_LIMITS, MeasurementSpace
 from lacova.data.scaling import Floats, Scales
 from lacova.data.schema import Schema
-
-
-@dataclass(frozen=True)
-class Table:
-    """One table as tensors. Gaps hold 0 and are False in the mask.
-
-    Attributes:
-        y: measurements (N×D), with mask `y_mask`: numbers scaled, counts as they are, categories as level codes.
-        x: covariates (N×Q), continuous ones standardised, categorical ones as level codes, with mask `x_mask`.
-        patient: code of each row's instance (N,), numbered by first appearance; None without instance column.
-        labels: the instance labels behind those codes.
-        conditional_prior: what the covariate prior says of each row's gaps, once a model has prepared the table.
-    """
-
-    y: Tensor
-    y_mask: Tensor
-    x: Tensor
-    x_mask: Tensor
-    patient: Tensor | None
-    labels: tuple[Any, ...]
-    conditional_prior: ConditionalPrior | None = None
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def to(self, device: torch.device) -> Table:
-        """The same table with its data on `device`; instance codes stay on the host, which orders the batches."""
-        moved = {k: getattr(self, k).to(device) for k in ("y", "y_mask", "x", "x_mask")}
-        return replace(
-            self,
-            conditional_prior=None if self.conditional_prior is None else self.conditional_prior.to(device),
-            **moved,
-        )
+from lacova.data.statistics import ColumnStatistics, Scaling, check_scaling
+from lacova.data.table import Table
 
 
 class TableEncoder:
-    """What was learnt from the training rows, once: location and scale of each column, levels of each category."""
+    """Encodes tables with the scales and levels of the training rows.
+
+    Args:
+        schema: the roles of the columns.
+        scales: how measurements are scaled.
+        x_shift, x_scale: location and scale of the covariates (Q,); 0 and 1 for categories.
+        levels: the ordered levels of each categorical column.
+    """
 
     def __init__(
         self, schema: Schema, scales: Scales, x_shift: Floats, x_scale: Floats, levels: dict[str, tuple[Any, ...]]
@@ -109,7 +79,7 @@ class TableEncoder:
     def from_statistics(
         cls, statistics: ColumnStatistics, scaling: Scaling = "standard", sample: pd.DataFrame | None = None
     ) -> TableEncoder:
-        """The same from what was gathered of them, all at once or in parts, and from a sample for normal scores."""
+        """Build an encoder from the statistics of the training rows, and a sample of them for normal scores."""
         check_scaling(scaling)
         return cls(
             statistics.schema,
@@ -119,22 +89,24 @@ class TableEncoder:
         )
 
     def encode(self, frame: pd.DataFrame, *, measurements: bool = True, dtype: torch.dtype = torch.float32) -> Table:
-        """Tensors of a table with the training scales; without `measurements`, all of Y counts as missing."""
+        """Return a table as tensors on the training scales; without `measurements`, all of Y is missing."""
         schema = self.schema
         self.require(frame, measurements)
         n = len(frame)
         y = np.full((n, len(schema.measurements)), np.nan)
         if measurements:
             for d, name in enumerate(schema.measurements):
-                known = name in self.levels
-                y[:, d] = self.codes(frame, name) if known else self.scales.encode(d, measured(frame, name, schema))
+                if name in self.levels:
+                    y[:, d] = self.codes(frame, name)
+                else:
+                    y[:, d] = self.scales.encode(d, measurement_values(frame, name, schema))
         x = np.empty((n, len(schema.covariates)))
         for q, (name, kind) in enumerate(schema.covariates.items()):
             if kind == "categorical":
                 x[:, q] = self.codes(frame, name)
             else:
                 x[:, q] = (numbers(frame, name) - self.x_shift[q]) / self.x_scale[q]
-        patient, labels = patients(frame, schema.instance)
+        patient, labels = patient_codes(frame, schema.instance)
         if patient is not None:
             for name in schema.static:
                 q = self.space.names.index(name)
@@ -146,82 +118,82 @@ class TableEncoder:
         )  # fmt: skip
 
     def require(self, frame: pd.DataFrame, measurements: bool = True) -> None:
-        """Refuse what is no table, or lacks a column."""
-        require(frame, [c for c in self.schema.columns if measurements or c not in self.schema.measurements])
+        """Refuse anything but a DataFrame with rows that has every column of the schema."""
+        require_columns(frame, [c for c in self.schema.columns if measurements or c not in self.schema.measurements])
 
     def decode_measurements(self, y: Tensor) -> Floats:
-        """Measurements in their own units, within their bounds; categories as codes. Columns are the last dimension."""
-        return self.kept(self.own(y))
+        """Return measurements (…×D) in their own units and within their bounds; categories as codes."""
+        return self.within_bounds(self.in_own_units(y))
 
-    def own(self, y: Tensor) -> Floats:
-        """Measurements in their own units, bounds or not; categories as codes."""
+    def in_own_units(self, y: Tensor) -> Floats:
+        """Return measurements (…×D) in their own units, regardless of bounds; categories as codes."""
         return self.scales.decode(y.detach().cpu().double().numpy())
 
-    def kept(self, values: Floats) -> Floats:
-        """Measurements in their own units, moved to within their bounds."""
+    def within_bounds(self, values: Floats) -> Floats:
+        """Round and clip measurements (…×D), in their own units, in place; return them."""
         for name in {*self.schema.bounds, *self.schema.integers} - self.schema.covariates.keys():
             d = self.schema.measurements.index(name)
-            values[..., d] = keep(values[..., d], name, self.schema)
+            values[..., d] = within_bounds(values[..., d], name, self.schema)
         return values
 
     def decode_covariate(self, name: str, x: Tensor) -> npt.NDArray[Any]:
-        """One covariate in its own units, within its bounds, or as levels."""
+        """Return one covariate in its own units and within its bounds, or as levels."""
         values = x.detach().cpu().double().numpy()
         if name in self.levels:
             return self.labels(name, values)
         q = self.space.names.index(name)
-        return keep(np.asarray(values * self.x_scale[q] + self.x_shift[q]), name, self.schema)
+        return within_bounds(np.asarray(values * self.x_scale[q] + self.x_shift[q]), name, self.schema)
 
     def labels(self, name: str, codes: Floats) -> npt.NDArray[Any]:
-        """Levels by their codes."""
+        """Return the levels of the codes."""
         levels = np.empty(len(self.levels[name]), dtype=object)
         levels[:] = self.levels[name]
         return np.asarray(levels[np.minimum(codes.round().astype(int), len(levels) - 1)])
 
-    def measurement(self, name: str, values: Floats) -> npt.NDArray[Any]:
-        """Values of a measurement as `decode_measurements` gives them, or levels."""
-        return self.labels(name, values) if name in self.levels else values
-
     def fill(self, frame: pd.DataFrame, y: Floats, x: Tensor) -> pd.DataFrame:
-        """A copy of `frame` with its gaps, and only those, taken from y (in own units, or codes) and x (encoded)."""
-        done = frame.copy()
+        """Return a copy of `frame` with only its gaps filled, from y (in own units, or codes) and x (encoded)."""
+        filled = frame.copy()
         for d, name in enumerate(self.schema.measurements):
-            if name in done.columns:
+            if name in filled.columns:
                 values = np.rint(y[:, d]) if self.schema.kinds.get(name) in COUNTS else y[:, d]
-                done[name] = _fill_column(done[name], self.measurement(name, values))
+                decoded = self.labels(name, values) if name in self.levels else values
+                filled[name] = _fill_column(filled[name], decoded)
         for q, name in enumerate(self.schema.covariates):
             if name in self.schema.static:
-                done[name] = _copy_within(done[name], done[self.schema.instance])
-            done[name] = _fill_column(done[name], self.decode_covariate(name, x[:, q]))
-        return done
+                filled[name] = _copy_within(filled[name], filled[self.schema.instance])
+            filled[name] = _fill_column(filled[name], self.decode_covariate(name, x[:, q]))
+        return filled
 
     def log_jacobian(self, y: Tensor, y_mask: Tensor) -> Tensor:
-        """Per row, log |d y_encoded / d y| over the observed entries: turns encoded densities into densities of y."""
+        """Return Σ_d log |∂y_encoded/∂y| over the observed entries of each row (N,).
+
+        Added to a log density of encoded measurements, it gives that of the measurements in their own units.
+        """
         return torch.where(y_mask, self.log_slopes(y), 0.0).sum(-1)
 
     def log_slopes(self, y: Tensor) -> Tensor:
-        """The same per entry; 0 where an entry has a probability: counts, categories, and beyond a detection limit."""
+        """Return log |∂y_encoded/∂y| per entry; 0 for counts, categories, and entries at a limit of detection."""
         if self.measurements.plain and self.scales.linear.all():
             return torch.as_tensor(-np.log(self.y_scale), device=y.device).expand_as(y)
         slopes = self.scales.log_slope(y.detach().cpu().double().numpy())
         return torch.as_tensor(np.where(self.beyond(y).any(0), 0.0, slopes), device=y.device)
 
     def beyond(self, y: Tensor) -> npt.NDArray[np.bool_]:
-        """Entries at or beyond the lower and the upper limit of detection (2×N×D)."""
+        """Return which entries lie at or beyond the lower and the upper limit of detection (2×N×D)."""
         values = y.detach().cpu().numpy()
         lower, upper = np.array(self.measurements.limits, dtype=values.dtype).T
         return np.stack([values <= lower, values >= upper])
 
     def codes(self, frame: pd.DataFrame, name: str) -> Floats:
-        """Codes of a column's levels, NaN at gaps; refuses levels never seen."""
+        """Return the codes of a column's levels, NaN at gaps; refuse levels not seen in training."""
         values, levels = frame[name], self.levels[name]
         gaps = values.isna().to_numpy()
         codes = pd.Index(list(levels), dtype=object).get_indexer(pd.Index(values.astype(object))).astype(float)
         unseen = (codes < 0) & ~gaps
         if unseen.any():
-            strange = list(dict.fromkeys(values[unseen].tolist()))
+            new = list(dict.fromkeys(values[unseen].tolist()))
             raise DataError(
-                f"column {name!r} holds {some(strange)}, never seen in training; known levels are {some(levels)}. "
+                f"column {name!r} holds {listed(new)}, never seen in training; known levels are {listed(levels)}. "
                 "Mark such entries as missing, or fit again with rows that contain them."
             )
         codes[gaps] = np.nan
@@ -229,7 +201,7 @@ class TableEncoder:
 
 
 def _fill_column(column: pd.Series[Any], values: npt.NDArray[Any]) -> pd.Series[Any]:
-    """The column with its gaps taken from `values`, of its own type."""
+    """Return the column with its gaps taken from `values`, in the type of the column."""
     gaps = column.isna().to_numpy()
     if not gaps.any():
         return column
@@ -247,7 +219,7 @@ def _fill_column(column: pd.Series[Any], values: npt.NDArray[Any]) -> pd.Series[
         new = new.astype(float) > 0.5
     elif pd.api.types.is_string_dtype(dtype) and not pd.api.types.is_object_dtype(dtype):
         new = np.asarray([str(value) for value in new.tolist()], dtype=object)
-    if new.dtype == object:  # levels: let them be what the column holds
+    if new.dtype == object:  # levels: as the type that the column holds
         items = new.tolist()
         types = set(map(type, items))
         new = np.asarray(items, dtype=object if str in types and len(types) > 1 else None)
@@ -256,7 +228,7 @@ def _fill_column(column: pd.Series[Any], values: npt.NDArray[Any]) -> pd.Series[
 
 
 def _copy_within(column: pd.Series[Any], instance: pd.Series[Any]) -> pd.Series[Any]:
-    """Fill gaps with the value that the same instance shows at another visit, exactly as it stands there."""
+    """Fill gaps with the value of the same instance at another visit, unchanged."""
     known = column.notna()
     values = dict(zip(instance[known], column[known], strict=True))
     gaps = ~known & instance.isin(list(values))

@@ -1,10 +1,11 @@
-"""What can be wrong with a schema or a table."""
+"""Errors about schemas and tables, and the phrases they share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from typing import Any
 
 
 class SchemaError(ValueError):
@@ -15,17 +16,24 @@ class DataError(ValueError):
     """A table does not fit its schema, or a value in it cannot be used."""
 
 
-def meant(absent: Iterable[object], present: Iterable[object]) -> str:
-    """A question that names the columns most like the absent ones, with a space before it; empty if none is."""
+def listed(items: Sequence[Any], most: int = 5) -> str:
+    """Return the first items, quoted and separated by commas, and how many more there are."""
+    shown = [repr(item) for item in list(items)[:most]]
+    rest = len(items) - len(shown)
+    return ", ".join(shown) + (f" and {rest} more" if rest > 0 else "")
+
+
+def hint(absent: Iterable[object], present: Iterable[object]) -> str:
+    """Return " Did you mean ...?" with the present names closest to the absent ones; empty if none is close."""
     names = {str(name).lower(): name for name in reversed(list(present))}
-    near = [get_close_matches(str(name).lower(), names, n=1) for name in absent]
-    found = list(dict.fromkeys(repr(names[match[0]]) for match in near if match))
-    return f" Did you mean {', '.join(found)}?" if found else ""
+    matches = [get_close_matches(str(name).lower(), names, n=1) for name in absent]
+    closest = list(dict.fromkeys(repr(names[match[0]]) for match in matches if match))
+    return f" Did you mean {', '.join(closest)}?" if closest else ""
 
 
 @contextmanager
 def about(what: str) -> Iterator[None]:
-    """Say which table it is that an error within is about."""
+    """Prefix a DataError raised inside with `what`, the table that it is about."""
     try:
         yield
     except DataError as error:

@@ -1,4 +1,4 @@
-"""Gaps made on purpose."""
+"""Gaps made on purpose, to compare imputed values with known ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from lacova.data.errors import DataError, meant
+from lacova.data.errors import DataError, hint
 
 
 def mask_at_random(
@@ -19,16 +19,16 @@ def mask_at_random(
     instance: str | None = None,
     static: Sequence[str] = (),
 ) -> pd.DataFrame:
-    """A copy in which each entry of `columns` is missing with probability `fraction`, independently of everything.
+    """Return a copy in which each entry of `columns` is missing with probability `fraction`, completely at random.
 
     Args:
         table: any table.
-        columns: those that lose entries.
+        columns: the columns that lose entries.
         fraction: the probability, from 0 to 1.
-        seed: of the gaps.
+        seed: seed of the gaps.
         instance: the column that names the patient.
         static: columns that are constant within a patient. Those among `columns` lose the entries of all visits of a
-            patient, or none; the gaps of the other columns are the same with and without it.
+            patient, or none. The gaps of the other columns do not depend on it.
 
     Examples:
         >>> visits = pd.DataFrame({"id": [1, 1, 2, 2, 3, 3], "sex": list("ffmmff"), "dose": range(6)})
@@ -47,12 +47,12 @@ def mask_at_random(
         raise ValueError(f"static columns {list(static)} are constant within a patient: name the instance column too.")
     absent = [name for name in [*columns, *static, *([] if instance is None else [instance])] if name not in table]
     if absent:
-        raise DataError(f"the table has no column {', '.join(map(repr, absent))}.{meant(absent, table.columns)}")
+        raise DataError(f"the table has no column {', '.join(map(repr, absent))}.{hint(absent, table.columns)}")
     holes = np.random.default_rng(seed).random((len(table), len(columns))) < fraction
     if instance is not None:
         _, first, patient = np.unique(pd.factorize(table[instance])[0], return_index=True, return_inverse=True)
-        whole = [name in static for name in columns]
-        holes[:, whole] = holes[first[patient]][:, whole]
+        constant = [name in static for name in columns]
+        holes[:, constant] = holes[first[patient]][:, constant]
     masked = table.copy()
     masked[list(columns)] = masked[list(columns)].mask(holes)
     return masked

@@ -1,4 +1,4 @@
-"""The space that measurements live in: the family of each column, its levels, and what networks see and give of it."""
+"""The layout of measurements: the family and levels of each column, and its network inputs and outputs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lacova.data.kinds import outputs_of
+
 NUMBERS = ("gaussian", "student", "censored")  # scaled numbers
 COUNTS = ("poisson", "negative_binomial")  # whole numbers as they are
 LEVELS = ("bernoulli", "categorical", "ordinal")  # codes of levels
@@ -19,13 +21,13 @@ NO_LIMITS = (-math.inf, math.inf)
 
 
 class Columns(NamedTuple):
-    """The layout as index tensors on a device, made once: building them anew would make the host wait."""
+    """The layout as index tensors on a device, built once: building them again would make the host wait."""
 
-    single: Tensor  # columns of one feature each
+    single: Tensor  # columns with one feature
     counted: Tensor  # which of those are counts
-    hot: Tensor  # columns of a feature per level
-    used: Tensor  # which of their features there are, of as many levels for each
-    level: Tensor
+    hot: Tensor  # columns with a feature per level
+    used: Tensor  # which of their features exist, if each column is padded to the most levels
+    level: Tensor  # codes of levels
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,9 @@ class MeasurementSpace:
     """Layout of Y.
 
     Attributes:
-        families: of the observation model of each column, on its encoded scale; a log-normal column is Gaussian there.
+        families: family of the observation model of each column on the encoded scale, where log-normal is Gaussian.
         levels: number of levels per column; 0 marks a number.
-        limits: of detection per column, on its encoded scale; infinite where there are none.
+        limits: limits of detection per column, on the encoded scale; infinite where there are none.
     """
 
     families: tuple[str, ...]
@@ -44,7 +46,7 @@ class MeasurementSpace:
 
     @classmethod
     def of(cls, measurements: int | MeasurementSpace) -> MeasurementSpace:
-        """The space itself, or that of so many Gaussian columns."""
+        """Return the space itself, or that of so many Gaussian columns."""
         if isinstance(measurements, MeasurementSpace):
             return measurements
         return cls(("gaussian",) * measurements, (0,) * measurements, (NO_LIMITS,) * measurements)
@@ -54,46 +56,54 @@ class MeasurementSpace:
 
     @cached_property
     def plain(self) -> bool:
-        """Whether all columns are Gaussian, for which there are shorter ways."""
+        """Whether all columns are Gaussian, which allows shortcuts."""
         return all(family == "gaussian" for family in self.families)
 
     @cached_property
     def max_levels(self) -> int:
+        """The largest number of levels of a column; 0 if there are only numbers."""
         return max(self.levels, default=0)
 
+    @cached_property
+    def family_names(self) -> tuple[str, ...]:
+        """The families of the columns, each once: lacova's own in their order, then others as they come."""
+        return tuple(name for name in dict.fromkeys([*FAMILIES, *self.families]) if name in self.families)
+
     def columns(self, *families: str) -> list[int]:
+        """Return the indices of the columns of these families."""
         return [d for d, family in enumerate(self.families) if family in families]
 
     @cached_property
     def outputs(self) -> tuple[tuple[int, ...], ...]:
-        """Per column, which of the decoder's outputs are its own: one, or one per level of a categorical one."""
-        found, start = [], 0
+        """Per column, the indices of its decoder outputs: one, or one per level of a categorical column."""
+        outputs, start = [], 0
         for family, levels in zip(self.families, self.levels, strict=True):
-            width = levels if family == "categorical" else 1
-            found.append(tuple(range(start, start + width)))
+            width = outputs_of(family, levels)
+            outputs.append(tuple(range(start, start + width)))
             start += width
-        return tuple(found)
+        return tuple(outputs)
 
     @property
     def output_width(self) -> int:
+        """The number of decoder outputs."""
         return sum(map(len, self.outputs))
 
     @property
     def width(self) -> int:
-        """Of what networks see: values (one per level where one-hot), then the mask."""
+        """The number of network inputs: values (one per level where one-hot), then the mask."""
         hot = self.columns(*ONE_HOT)
         return 2 * len(self) - len(hot) + sum(self.levels[d] for d in hot)
 
     @property
     def owners(self) -> list[int]:
-        """The column of each value that networks see."""
+        """The column of each value among the network inputs."""
         hot = self.columns(*ONE_HOT)
         return [d for d in range(len(self)) if d not in hot] + [d for d in hot for _ in range(self.levels[d])]
 
     def features(self, y: Tensor, mask: Tensor) -> Tensor:
-        """Encoded measurements with gaps as network inputs (N×width): 0 where `mask` is False, then the mask.
+        """Return encoded measurements with gaps as network inputs (N×width): 0 where `mask` is False, then the mask.
 
-        Numbers are as they are, counts as log(1 + y), levels one-hot; of a Bernoulli column, its second level.
+        Numbers are unchanged, counts are log(1 + y), levels are one-hot; a Bernoulli column is 1 at its second level.
         """
         seen = mask.to(y.dtype)
         if self.plain:
@@ -112,7 +122,6 @@ def _columns(space: MeasurementSpace, device: torch.device) -> Columns:
     single = [d for d in range(len(space)) if d not in hot]
     most = max((space.levels[d] for d in hot), default=0)
     used = [k * most + level for k, d in enumerate(hot) for level in range(space.levels[d])]
-    tensors = (torch.tensor(values, dtype=torch.long, device=device) for values in (single, hot, used))
-    one, many, flat = tensors
-    count = torch.tensor([space.families[d] in COUNTS for d in single], dtype=torch.bool, device=device)
-    return Columns(one, count, many, flat, torch.arange(most, device=device))
+    indices = [torch.tensor(values, dtype=torch.long, device=device) for values in (single, hot, used)]
+    counted = torch.tensor([space.families[d] in COUNTS for d in single], dtype=torch.bool, device=device)
+    return Columns(indices[0], counted, indices[1], indices[2], torch.arange(most, device=device))

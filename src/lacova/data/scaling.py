@@ -1,4 +1,4 @@
-"""From measurements in their own units to the scale on which they are modelled, and back; with the Jacobian."""
+"""Maps of measurements from their own units to the scale on which they are modelled, their inverses and Jacobians."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from scipy.special import ndtr, ndtri
 
 Floats = npt.NDArray[np.float64]
 
-MOST_KNOTS = 100
-ROWS_PER_KNOT = 10
-MOST_STEPS, ROWS_PER_STEP = 12, 10  # of a column that takes few values, each of them often
-TAIL = 0.05  # beyond the last knots a line goes on that passes through the last one and the one this far inside
+MAX_KNOTS, ROWS_PER_KNOT = 100, 10
+MAX_STEPS, ROWS_PER_STEP = 12, 10  # a column with so few values, each of them frequent, is mapped in steps
+TAIL = 0.05  # beyond the outermost knots, a line continues through the outermost one and the one at this quantile
 
 
 @dataclass(frozen=True)
 class Knots:
-    """A strictly increasing, piecewise linear map through knots, with straight ends: normal scores of one column.
+    """Normal scores of one column: a strictly increasing, piecewise linear map through knots, with straight ends.
 
     Attributes:
-        own: where the knots are in the column's own units.
-        score: what they are mapped to.
-        steps: the column takes these values and no others, so that scores between knots are decoded to one of them.
+        own: the knots in the units of the column.
+        score: their normal scores.
+        steps: whether the column takes no values but these; scores between knots are then decoded to one of them.
     """
 
     own: Floats
@@ -35,23 +34,23 @@ class Knots:
 
     @classmethod
     def learn(cls, values: Floats) -> Knots | None:
-        """Through empirical quantiles of the values, ties at the middle of their ranks; None if all are the same."""
+        """Learn the map from empirical quantiles, ties at the middle of their ranks; None if all values are equal."""
         values = values[~np.isnan(values)]
         own, counts = np.unique(values, return_counts=True)
         if len(own) < 2:
             return None
         share = (counts.cumsum() - counts / 2.0) / len(values)
-        steps = len(own) <= min(MOST_STEPS, len(values) // ROWS_PER_STEP)
-        most = int(np.clip(len(values) // ROWS_PER_KNOT, 3, MOST_KNOTS))
-        if len(own) > most:
-            wanted = np.linspace(share[0], share[-1], most)
-            kept = np.unique(np.clip(np.searchsorted(share, wanted), 0, len(own) - 1))
-            own, share = own[kept], share[kept]
+        steps = len(own) <= min(MAX_STEPS, len(values) // ROWS_PER_STEP)
+        limit = int(np.clip(len(values) // ROWS_PER_KNOT, 3, MAX_KNOTS))
+        if len(own) > limit:
+            shares = np.linspace(share[0], share[-1], limit)
+            chosen = np.unique(np.clip(np.searchsorted(share, shares), 0, len(own) - 1))
+            own, share = own[chosen], share[chosen]
         return cls(own, _normal_quantile(share), steps)
 
     @cached_property
     def ends(self) -> Floats:
-        """Scores at which the ranks of one value end and those of the next begin: knots are at the middle of them."""
+        """Scores at which the ranks of one value end and those of the next begin; knots lie in the middle."""
         share, ends = ndtr(self.score), [0.0]
         for middle in share[:-1]:
             ends.append(2.0 * middle - ends[-1])
@@ -59,21 +58,23 @@ class Knots:
 
     @cached_property
     def slopes(self) -> Floats:
-        """Of the score, before the first knot, between neighbours, and after the last."""
+        """Slopes of the score before the first knot, between neighbours, and after the last."""
         inner = np.diff(self.score) / np.diff(self.own)
-        reach = _normal_quantile(np.array([TAIL, 1.0 - TAIL]))
-        low = int(np.clip(np.searchsorted(self.score, reach[0]), 1, len(self.own) - 1))
-        high = int(np.clip(np.searchsorted(self.score, reach[1], side="right") - 1, 0, len(self.own) - 2))
+        tails = _normal_quantile(np.array([TAIL, 1.0 - TAIL]))
+        low = int(np.clip(np.searchsorted(self.score, tails[0]), 1, len(self.own) - 1))
+        high = int(np.clip(np.searchsorted(self.score, tails[1], side="right") - 1, 0, len(self.own) - 2))
         first = (self.score[low] - self.score[0]) / (self.own[low] - self.own[0])
         last = (self.score[-1] - self.score[high]) / (self.own[-1] - self.own[high])
         return np.concatenate([[first], inner, [last]])
 
     def encode(self, values: Floats | np.float64) -> Floats:
+        """Return the scores of values."""
         inside = np.interp(values, self.own, self.score)
         below = np.minimum(values - self.own[0], 0.0) * self.slopes[0]
         return np.asarray(inside + below + np.maximum(values - self.own[-1], 0.0) * self.slopes[-1])
 
     def decode(self, scores: Floats) -> Floats:
+        """Return the values of scores."""
         if self.steps:
             return self.own[np.searchsorted(self.ends, scores)]
         inside = np.interp(scores, self.score, self.own)
@@ -81,6 +82,7 @@ class Knots:
         return np.asarray(inside + below + np.maximum(scores - self.score[-1], 0.0) / self.slopes[-1])
 
     def log_slope(self, scores: Floats) -> Floats:
+        """Return log |d score / d value| at scores."""
         return np.asarray(np.log(self.slopes)[np.searchsorted(self.score, scores)])
 
 
@@ -90,10 +92,10 @@ class Scales:
 
     Attributes:
         shift, scale: y is modelled as (y − shift)/scale; 0 and 1 for counts and codes (D,).
-        log: columns of which the logarithm is so scaled (D,).
-        knots: those of columns that have normal scores instead, by number.
-        spread: what errors in own units are divided by, so that columns can be compared: `scale` of plain columns,
-            the standard deviation of others (D,).
+        log: columns whose logarithm is scaled in this way (D,).
+        spread: divisor that makes errors in own units comparable between columns (D,): `scale` of linear columns, the
+            standard deviation of the others.
+        knots: normal scores, by index of the column, which replace shift and scale there.
     """
 
     shift: Floats
@@ -104,35 +106,35 @@ class Scales:
 
     @cached_property
     def linear(self) -> npt.NDArray[np.bool_]:
-        """Columns on which means may be taken before or after decoding (D,)."""
-        found = ~self.log
-        found[list(self.knots)] = False
-        return found
+        """Columns whose map is linear, so that the mean of decoded values is the decoded mean (D,)."""
+        linear = ~self.log
+        linear[list(self.knots)] = False
+        return linear
 
     def encode(self, column: int, values: Floats | np.float64) -> Floats:
-        """One column on the scale on which it is modelled."""
+        """Return one column on the scale on which it is modelled."""
         if column in self.knots:
             return self.knots[column].encode(values)
         values = np.log(values) if self.log[column] else values
         return np.asarray((values - self.shift[column]) / self.scale[column])
 
     def decode(self, values: Floats) -> Floats:
-        """All columns in their own units (…×D)."""
-        found = np.asarray(values * self.scale + self.shift)
+        """Return all columns (…×D) in their own units."""
+        decoded = np.asarray(values * self.scale + self.shift)
         for d in np.flatnonzero(self.log).tolist():
-            found[..., d] = np.exp(np.minimum(found[..., d], math.log(np.finfo(float).max)))
+            decoded[..., d] = np.exp(np.minimum(decoded[..., d], math.log(np.finfo(float).max)))
         for d, knots in self.knots.items():
-            found[..., d] = knots.decode(values[..., d])
-        return found
+            decoded[..., d] = knots.decode(values[..., d])
+        return decoded
 
     def log_slope(self, values: Floats) -> Floats:
-        """log |d encoded / d own| of encoded values (…×D)."""
-        found = np.broadcast_to(-np.log(self.scale), values.shape).copy()
+        """Return log |d encoded / d own| at encoded values (…×D)."""
+        slopes = np.broadcast_to(-np.log(self.scale), values.shape).copy()
         for d in np.flatnonzero(self.log).tolist():
-            found[..., d] -= values[..., d] * self.scale[d] + self.shift[d]
+            slopes[..., d] -= values[..., d] * self.scale[d] + self.shift[d]
         for d, knots in self.knots.items():
-            found[..., d] = knots.log_slope(values[..., d])
-        return found
+            slopes[..., d] = knots.log_slope(values[..., d])
+        return slopes
 
 
 def _normal_quantile(share: Floats) -> Floats:
@@ -140,7 +142,7 @@ def _normal_quantile(share: Floats) -> Floats:
 
 
 def knots_as_table(knots: Mapping[int, Knots]) -> Floats:
-    """All knots as rows (column, own, score, whether they are steps), to be stored."""
+    """Return all knots as rows (column, own, score, whether they are steps), for storage."""
     parts = [
         np.stack([np.full(len(k.own), float(d)), k.own, k.score, np.full(len(k.own), float(k.steps))], axis=1)
         for d, k in sorted(knots.items())
@@ -149,16 +151,17 @@ def knots_as_table(knots: Mapping[int, Knots]) -> Floats:
 
 
 def knots_of_table(table: Floats, allowed: Iterable[int]) -> dict[int, Knots]:
-    """The same back; refuses what is no increasing map of one of the columns."""
-    allowed, found = set(allowed), {}
+    """Undo `knots_as_table`; refuse anything but increasing maps of the allowed columns."""
+    allowed, knots = set(allowed), {}
     if not np.isfinite(table).all():
         raise ValueError("its normal scores are not finite")
     for d in np.unique(table[:, 0]).tolist():
         own, score, steps = table[table[:, 0] == d, 1:].T
         if d not in allowed or len(own) < 2 or (np.diff(own) <= 0).any() or (np.diff(score) <= 0).any():
             raise ValueError("its normal scores are not increasing maps of its columns")
-        made = Knots(np.ascontiguousarray(own), np.ascontiguousarray(score), bool(steps[0]))
-        if not np.isin(steps, (0.0, 1.0)).all() or np.ptp(steps) or (made.steps and (np.diff(made.ends) < 0).any()):
+        column = Knots(np.ascontiguousarray(own), np.ascontiguousarray(score), bool(steps[0]))
+        disordered = column.steps and (np.diff(column.ends) < 0).any()
+        if not np.isin(steps, (0.0, 1.0)).all() or np.ptp(steps) or disordered:
             raise ValueError("its normal scores are steps in an order that does not increase")
-        found[int(d)] = made
-    return found
+        knots[int(d)] = column
+    return knots

@@ -1,4 +1,4 @@
-"""Data sets made on the spot, for demonstrations, tests and studies."""
+"""Generated data sets for demonstrations, tests and studies, and the preparation of SDTM domains."""
 
 from lacova.data.masks import mask_at_random
 from lacova.datasets import sdtm

@@ -1,8 +1,8 @@
-"""Two-state chains in continuous time: things that begin and end, looked at now and then.
+"""Two-state Markov chains in continuous time, observed at visits: events that begin and end.
 
-A chain is 1 with probability π at any time, and forgets at rate 1/τ: in a time d it goes from s to s′ with probability
-π(s′) + e^(−d/τ)(1[s = s′] − π(s′)). It begins at rate π/τ and ends at rate (1 − π)/τ. Arrays end in visits × chains, in
-the order of time; whatever comes before (patients, draws) is treated alike.
+A chain is in state 1 with probability π at any time, and its memory decays at rate 1/τ: over a time d it moves from s
+to s′ with probability π(s′) + e^(−d/τ)(1[s = s′] − π(s′)). State 1 begins at rate π/τ and ends at rate (1 − π)/τ. The
+last two dimensions of arrays are visits × chains, in the order of time; the first ones (patients, draws) are batches.
 """
 
 from __future__ import annotations
@@ -17,17 +17,22 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Chains:
-    """Independent chains, each with its share of time spent in 1 and its memory, in the unit of time."""
+    """Independent chains.
+
+    Attributes:
+        share: π of each chain, its share of time in state 1.
+        memory: τ of each chain, in the unit of time.
+    """
 
     share: Floats
     memory: Floats
 
     def step(self, one: Floats, gap: Floats) -> Floats:
-        """P(1) after a gap (…×1), from P(1) before it."""
+        """Return P(1) after a gap (…×1), from P(1) before it."""
         return self.share + np.exp(-gap / self.memory) * (one - self.share)
 
     def simulate(self, times: Floats, rng: np.random.Generator) -> Floats:
-        """States (…×visits×chains) at times (…×visits)."""
+        """Draw states (…×visits×chains) at times (…×visits)."""
         states = np.empty((*times.shape, len(self.share)))
         u: Floats = np.asarray(rng.random(states.shape))
         for k in range(times.shape[-1]):
@@ -36,7 +41,7 @@ class Chains:
         return states
 
     def forward(self, times: Floats, seen: Floats) -> Floats:
-        """P(1) at each visit given what was seen (NaN: not seen) at it and before it."""
+        """Return P(1) at each visit given the states observed (NaN: missing) at it and before it."""
         one = np.empty(seen.shape)
         for k in range(seen.shape[-2]):
             before = self.share if k == 0 else self.step(one[..., k - 1, :], _gap(times, k - 1))
@@ -44,7 +49,7 @@ class Chains:
         return one
 
     def backward(self, times: Floats, seen: Floats) -> tuple[Floats, Floats]:
-        """P(what was seen at and after each visit | state 0 or 1 there), up to a factor: two numbers that sum to 1."""
+        """Return P(states observed from each visit on | state 0 or 1 there), scaled so that the two sum to 1."""
         zero, one = np.full(seen.shape, 0.5), np.full(seen.shape, 0.5)
         for k in reversed(range(seen.shape[-2])):
             if k + 1 < seen.shape[-2]:
@@ -61,21 +66,21 @@ class Chains:
         return zero, one
 
     def complete(self, times: Floats, seen: Floats, rng: np.random.Generator) -> Floats:
-        """Draw the states that were not seen from their law given all that were: filter forward, sample backward."""
+        """Draw the missing states given all observed ones: filter forward, sample backward."""
         one = self.forward(times, seen)
         states = np.empty(seen.shape)
         for k in reversed(range(seen.shape[-2])):
-            odds1, odds0 = one[..., k, :], 1 - one[..., k, :]
+            weight1, weight0 = one[..., k, :], 1 - one[..., k, :]
             if k + 1 < seen.shape[-2]:
                 after = states[..., k + 1, :]
-                likely = np.where(after == 1, self.share, 1 - self.share)
+                prior = np.where(after == 1, self.share, 1 - self.share)
                 keep = np.exp(-_gap(times, k) / self.memory)
-                odds1 = odds1 * (likely + keep * (after - likely))
-                odds0 = odds0 * (likely + keep * ((1 - after) - likely))
-            states[..., k, :] = rng.random(odds1.shape) * (odds0 + odds1) < odds1
+                weight1 = weight1 * (prior + keep * (after - prior))
+                weight0 = weight0 * (prior + keep * ((1 - after) - prior))
+            states[..., k, :] = rng.random(weight1.shape) * (weight0 + weight1) < weight1
         return states
 
 
 def _gap(times: Floats, k: int) -> Floats:
-    """From visit k to the next, …×1."""
+    """Return the time from visit k to the next (…×1)."""
     return times[..., k + 1, None] - times[..., k, None]

@@ -1,4 +1,4 @@
-"""Health MNIST: patients whose digit turns with their disease and moves with their age."""
+"""Health MNIST: patients whose digit rotates with their disease and moves with their age."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from lacova.datasets.digits import PIXELS, Floats, frame, transform
 from lacova.datasets.sources import CLASSES, Bytes, by_class, mnist
 
 VISITS = 20
-ONSET = 9  # the visit in the middle of a sick patient's turn
-TURN, STILL, SHAKE = 45.0, 5.0, 2.0  # degrees: of the sick in the end, of the healthy, sd of all
+ONSET = 9  # the visit at which the digit of a sick patient has made half of its rotation
+SICK_ROTATION, HEALTHY_ROTATION, ROTATION_SD = 45.0, 5.0, 2.0  # degrees; of the sick in the end
 
 
 def health_mnist(
     patients: int = 200, seed: int = 0, missing: float = 0.25, source: str | PathLike[str] | None = None
 ) -> tuple[pd.DataFrame, Schema]:
-    """20 visits of each patient: age, time since onset, sex, disease, location, and an image of 36×36 with gaps.
+    """Return 20 visits of each patient: age, time since onset, sex, disease, location, and a 36×36 image with gaps.
 
     A patient is one image of a 3 or a 6; the digit is the sex. Sex, disease and location are fair coins. At visit
-    k = 0 … 19 the age is k and t = k − 9; the image is turned clockwise by N(0, 2²) degrees, plus 45·sigmoid(t) if the
-    patient is sick and 5 if not, and moved k/10 pixels to the right and as many down. The time since onset is t, and
-    missing for the healthy.
+    k = 0 … 19 the age is k and t = k − 9. The image is rotated clockwise by N(0, 2²) degrees, plus 45·sigmoid(t) if the
+    patient is sick and 5 if not, and moved k/10 pixels to the right and as many down. The time since onset is t; it is
+    missing for healthy patients.
 
     Args:
-        patients: how many; no two have the same image, as long as there are enough.
-        seed: of everything random.
-        missing: the share of pixels that are missing, completely at random. The images behind them do not depend on it:
-            `missing=0` gives the complete ones.
-        source: of the digits, as in `mnist`.
+        patients: the number of patients. No two have the same image, as long as there are enough images.
+        seed: seed of all random numbers.
+        missing: the share of pixels that are missing, completely at random. The underlying images do not depend on it:
+            `missing=0` returns the complete ones.
+        source: source of the digits, as in `mnist`.
 
     Examples:
         >>> table, schema = health_mnist(patients=3)
@@ -55,7 +55,7 @@ def health_mnist(
         "id": patient, "age": visit, "onset": np.where(sick, t, np.nan),
         "sex": sex[patient], "disease": disease[patient], "location": location[patient],
     })  # fmt: skip
-    rotation = turn(t, sick) + SHAKE * rng.standard_normal(len(x))
+    rotation = mean_rotation(t, sick) + ROTATION_SD * rng.standard_normal(len(x))
     diagonal = np.sqrt(2.0) * visit / 10
     y = transform(pictures[patient], rotation, diagonal, np.ones(len(x))).reshape(len(x), -1)
     y[rng.random(y.shape) < missing] = np.nan
@@ -64,15 +64,15 @@ def health_mnist(
     return pd.concat([x, pd.DataFrame(y, columns=list(PIXELS))], axis=1), schema
 
 
-def turn(t: Floats, sick: npt.NDArray[np.bool_]) -> Floats:
-    """The expected rotation, in degrees, at time t since onset."""
-    return np.asarray(np.where(sick, TURN * expit(t), STILL))
+def mean_rotation(t: Floats, sick: npt.NDArray[np.bool_]) -> Floats:
+    """Return the expected rotation, in degrees, at time t since onset."""
+    return np.asarray(np.where(sick, SICK_ROTATION * expit(t), HEALTHY_ROTATION))
 
 
 def _own_images(sex: npt.NDArray[np.int64], rng: np.random.Generator, source: str | PathLike[str] | None) -> Bytes:
-    """An image of its own for each patient; where there are fewer images than patients, they are used again."""
+    """Return an image for each patient; if there are fewer images than patients, they are reused."""
     chosen = np.empty((len(sex), 28, 28), dtype=np.uint8)
     for digit, images in by_class(*mnist(source), source).items():
-        mine, order = np.flatnonzero(sex == digit), rng.permutation(len(images))
-        chosen[mine] = images[order[np.arange(len(mine)) % len(order)]]
+        patients, order = np.flatnonzero(sex == digit), rng.permutation(len(images))
+        chosen[patients] = images[order[np.arange(len(patients)) % len(order)]]
     return chosen

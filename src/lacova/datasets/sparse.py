@@ -1,4 +1,4 @@
-"""What is mostly empty is left out."""
+"""A filter for tables that are mostly empty."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def drop_sparse(
     rows: float = 0.5,
     visits: int = 5,
 ) -> tuple[pd.DataFrame, list[str]]:
-    """The paper's filter of a clinical table, in its order, and the measurements that are left.
+    """Filter a clinical table as in the paper; return it and the names of the remaining measurements.
 
-    First the measurements of which less than a share `columns` is observed go, then the rows with less than a share
-    `rows` of what is left, then the patients with less than `visits` rows. Rows keep their index.
+    First drop measurements with less than a share `columns` observed, then rows with less than a share `rows` of the
+    remaining measurements, then patients with fewer than `visits` rows. Rows keep their index.
 
     Examples:
         >>> table = pd.DataFrame({"id": [1, 1, 2], "alt": [30.0, 31.0, None], "psa": [None, None, None]})
@@ -29,7 +29,7 @@ def drop_sparse(
         1   1  31.0, ['alt'])
     """
     seen = table[list(measurements)].notna()
-    kept = [name for name in measurements if seen[name].mean() >= columns]
-    left = table.drop(columns=[name for name in measurements if name not in kept])
-    left = left[seen[kept].mean(axis=1) >= rows]
-    return left[left.groupby(instance)[instance].transform("size") >= visits], kept
+    frequent = [name for name in measurements if seen[name].mean() >= columns]
+    dense = table.drop(columns=[name for name in measurements if name not in frequent])
+    dense = dense[seen[frequent].mean(axis=1) >= rows]
+    return dense[dense.groupby(instance)[instance].transform("size") >= visits], frequent

@@ -1,8 +1,9 @@
-"""A simulated trial with the shape of the paper's clinical study, whose every law is stated.
+"""A simulated trial with the shape of the paper's clinical study and known distributions.
 
-Patients stay for a while and are seen on irregular days. Adverse events and medications are two-state chains in
-continuous time (`chains`). They, time, age and sex act on organ systems, whose state a measurement shows, with the
-patient's own level and noise. Most visits measure little; which do depends on nothing else.
+Patients stay for a limited time and have visits on irregular days. Adverse events and medications are two-state chains
+in continuous time (`chains`). They, time, age and sex act on the states of organ systems. A measurement is the state of
+a system, plus a random intercept of the patient, plus noise. Most visits measure little; which ones is independent of
+everything else.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from lacova.datasets.sparse import drop_sparse
 
 Floats = npt.NDArray[np.float64]
 
-SHORTEST, LONGEST = 60, 730  # a patient stays until a day drawn evenly from these
+SHORTEST, LONGEST = 60, 730  # a patient stays until a day drawn uniformly from these
 VISIT = 1 / 18  # probability of a visit on each day of the stay
-KINDS = {"full": 0.2, "blood": 0.1, "check": 0.7}  # visits, and how often they are of each kind
-AGE, AGE_SD, AGES = 68.0, 8.0, (45.0, 90.0)  # years: whole ones, of a normal law kept within bounds
-MALE = 0.5  # sex is 1 for these and 0 for the others
-LEVEL, NOISE = 0.5, 0.4  # sd of a patient's own level of a measurement and of its noise, in that measurement's sd
+KINDS = {"full": 0.2, "blood": 0.1, "check": 0.7}  # kinds of visits and their probabilities
+AGE, AGE_SD, AGES = 68.0, 8.0, (45.0, 90.0)  # whole years: mean, sd and bounds of a normal distribution
+MALE = 0.5  # share of patients with sex 1; the others have sex 0
+INTERCEPT_SD, NOISE_SD = 0.5, 0.4  # sd of the random intercepts and of the noise, in units of each measurement's sd
 
 # Organ systems: a trend over the two years u = day/730, the effect of one sd of age, and of being male.
 SYSTEMS: dict[str, tuple[Callable[[Floats], Floats], float, float]] = {
@@ -37,7 +38,7 @@ SYSTEMS: dict[str, tuple[Callable[[Floats], Floats], float, float]] = {
     "tumour": (lambda u: 3.0 * (u - 0.4) ** 2 - 0.3, 0.2, 0.3),
 }
 
-# Adverse events (ae) and medications (cm): share of time, memory in days (see chains), effects on systems.
+# Adverse events (ae) and medications (cm): share of time, memory in days (see `chains`), effects on systems.
 INDICATORS: dict[str, tuple[float, float, dict[str, float]]] = {
     "ae_fatigue": (0.30, 150.0, {"marrow": -0.6, "vitals": -0.6}),
     "ae_nausea": (0.20, 80.0, {"minerals": -0.9}),
@@ -61,7 +62,7 @@ INDICATORS: dict[str, tuple[float, float, dict[str, float]]] = {
     "cm_simvastatin": (0.30, 600.0, {"liver": -0.8}),
 }
 
-# Measurements by panel: system, loading on it, mean and sd, share that is measured when the panel is.
+# Measurements by panel: system, loading on it, mean, sd, and the probability of being measured with the panel.
 PANELS: dict[str, dict[str, tuple[str, float, float, float, float]]] = {
     "vitals": {
         "systolic": ("vitals", 1.0, 135.0, 14.0, 0.97), "diastolic": ("vitals", 0.9, 80.0, 9.0, 0.97),
@@ -90,7 +91,7 @@ PANELS: dict[str, dict[str, tuple[str, float, float, float, float]]] = {
     },
 }  # fmt: skip
 
-# What a visit measures: the part of each panel's share.
+# The panels of each kind of visit, with a factor on their probabilities.
 MEASURED = {"full": dict.fromkeys(PANELS, 1.0), "blood": {"vitals": 1.0, "blood": 1.0}, "check": {"vitals": 0.4}}
 
 TESTS = {name: test for panel in PANELS.values() for name, test in panel.items()}
@@ -99,18 +100,18 @@ CHAINS = Chains(*np.array([(share, memory) for share, memory, _ in INDICATORS.va
 
 
 def simulated_trial(patients: int = 184, seed: int = 0, *, filtered: bool = True) -> tuple[pd.DataFrame, Schema]:
-    """Visits of patients: 28 measurements with gaps, and 23 complete covariates.
+    """Return the visits of a simulated trial: 28 measurements with gaps, and 23 complete covariates.
 
     The covariates are day (the time), age and sex (visit-constant), 10 adverse events and 10 medications (0 or 1).
-    The full table has 32 measurements of which a quarter of the entries is observed. It is filtered as in the paper
+    The full table has 32 measurements with a quarter of the entries observed. It is filtered as in the paper
     (`drop_sparse`): 28 measurements, visits at which half of them were taken, patients with at least 5 such visits.
-    `simulated_trial_mean` and `simulated_trial_effects` say what depends on what; `true_covariates` draws gaps that
-    were made in the covariates from their true law.
+    `simulated_trial_mean` and `simulated_trial_effects` return the true dependencies; `true_covariates` draws missing
+    covariates from their true conditional distribution.
 
     Args:
-        patients: how many are left by the filter.
-        seed: of everything random.
-        filtered: False for the table before the filter, with the patients that it leaves out: about twice as many.
+        patients: the number of patients after the filter.
+        seed: seed of all random numbers.
+        filtered: False for the table before the filter, with about twice as many patients.
 
     Examples:
         >>> table, schema = simulated_trial(patients=20)
@@ -122,24 +123,24 @@ def simulated_trial(patients: int = 184, seed: int = 0, *, filtered: bool = True
     if patients < 1:
         raise ValueError(f"patients is {patients}; expected 1 or more.")
     rng = np.random.default_rng(seed)
-    block = 2 * patients + 300  # large enough that no share observed comes near the filter's by chance
+    block = 2 * patients + 300  # large enough that no observed share reaches the filter's by chance
     pool = _visits(block, rng)
-    kept, measurements = drop_sparse(pool, list(TESTS), "id")
-    while kept["id"].nunique() < patients:
+    dense, measurements = drop_sparse(pool, list(TESTS), "id")
+    while dense["id"].nunique() < patients:
         more = _visits(block, rng)
         pool = pd.concat([pool, more.assign(id=more["id"] + pool["id"].max() + 1)], ignore_index=True)
-        kept, measurements = drop_sparse(pool, list(TESTS), "id")
-    last = kept["id"].unique()[patients - 1]
-    table, names = (kept, measurements) if filtered else (pool, list(TESTS))
+        dense, measurements = drop_sparse(pool, list(TESTS), "id")
+    last = dense["id"].unique()[patients - 1]
+    table, names = (dense, measurements) if filtered else (pool, list(TESTS))
     table = table.loc[table["id"] <= last, ["id", *COVARIATES, *names]].reset_index(drop=True)
     kinds = {"day": "continuous", "age": "continuous", **dict.fromkeys(("sex", *INDICATORS), "categorical")}
     return table, Schema(names, kinds, instance="id", time="day", static=("age", "sex"))  # type: ignore[arg-type]  # kinds are literals
 
 
 def simulated_trial_mean(table: pd.DataFrame) -> pd.DataFrame:
-    """The expected measurements given complete covariates, over patients: without their own levels, and noise.
+    """Return the expected measurements given complete covariates, without random intercepts and noise.
 
-    About it, a patient's visits of one measurement have variance (0.5² + 0.4²)·sd² and covariance 0.5²·sd².
+    Around them, one measurement at the visits of a patient has variance (0.5² + 0.4²)·sd² and covariance 0.5²·sd².
 
     Examples:
         >>> table, _ = simulated_trial(patients=20)
@@ -150,20 +151,21 @@ def simulated_trial_mean(table: pd.DataFrame) -> pd.DataFrame:
     absent = [name for name in COVARIATES if name not in table]
     if absent:
         raise DataError(f"the table has no column {', '.join(map(repr, absent))}; expected one of simulated_trial.")
-    found = {}
+    states = {}
     for system, (trend, age, male) in SYSTEMS.items():
         state = trend(table["day"].to_numpy(float) / LONGEST)
         state = state + age * (table["age"].to_numpy(float) - AGE) / AGE_SD + male * table["sex"].to_numpy(float)
         for name, (_, _, effects) in INDICATORS.items():
             state = state + effects.get(system, 0.0) * table[name].to_numpy(float)
-        found[system] = state
-    return pd.DataFrame({d: mean + sd * load * found[system] for d, (system, load, mean, sd, _) in TESTS.items()})
+        states[system] = state
+    return pd.DataFrame({d: mean + sd * load * states[system] for d, (system, load, mean, sd, _) in TESTS.items()})
 
 
 def simulated_trial_effects() -> pd.DataFrame:
-    """What a year of age, being male, and each event and medication adds to each measurement, in its own unit.
+    """Return the effect of a year of age, male sex, and each event and medication on each measurement, in its unit.
 
-    Further columns: the sd of the patient's own `level` and of the `noise`. Only the trend over time is not linear.
+    The columns `intercept` and `noise` hold the sd of the random intercepts and of the noise. Only the trend over time
+    is not linear.
 
     Examples:
         >>> simulated_trial_effects().loc["haemoglobin", ["ae_anaemia", "sex", "noise"]].round(2).to_dict()
@@ -173,21 +175,23 @@ def simulated_trial_effects() -> pd.DataFrame:
     for name, (system, loading, _, sd, _) in TESTS.items():
         _, age, male = SYSTEMS[system]
         effects = {j: sd * loading * parts.get(system, 0.0) for j, (_, _, parts) in INDICATORS.items()}
-        own = {"age": sd * loading * age / AGE_SD, "sex": sd * loading * male}
-        rows[name] = {**own, **effects, "level": LEVEL * sd, "noise": NOISE * sd}
+        demographic = {"age": sd * loading * age / AGE_SD, "sex": sd * loading * male}
+        rows[name] = {**demographic, **effects, "intercept": INTERCEPT_SD * sd, "noise": NOISE_SD * sd}
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
 def ages(count: int, rng: np.random.Generator) -> Floats:
+    """Draw ages."""
     return np.clip(np.rint(rng.normal(AGE, AGE_SD, count)), *AGES)
 
 
 def sexes(count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Draw sexes."""
     return (rng.random(count) < MALE).astype(np.int64)
 
 
 def _visits(patients: int, rng: np.random.Generator) -> pd.DataFrame:
-    """All visits of so many patients, before the filter."""
+    """Draw all visits of so many patients, before the filter."""
     stay = rng.integers(SHORTEST, LONGEST + 1, patients)
     days = np.arange(LONGEST + 1)
     patient, day = np.nonzero((rng.random((patients, len(days))) < VISIT) & (days <= stay[:, None]))
@@ -196,25 +200,25 @@ def _visits(patients: int, rng: np.random.Generator) -> pd.DataFrame:
     table = pd.DataFrame({"id": patient, "day": day.astype(float), "age": age[patient], "sex": sex[patient]})
     table = table.join(pd.DataFrame(states.astype(np.int64), columns=list(INDICATORS)))
     sd = np.array([test[3] for test in TESTS.values()])
-    level, noise = rng.standard_normal((patients, len(sd))), rng.standard_normal((len(table), len(sd)))
-    y = simulated_trial_mean(table) + sd * (LEVEL * level[patient] + NOISE * noise)
+    intercept, eps = rng.standard_normal((patients, len(sd))), rng.standard_normal((len(table), len(sd)))
+    y = simulated_trial_mean(table) + sd * (INTERCEPT_SD * intercept[patient] + NOISE_SD * eps)
     shares = np.array([_shares(kind) for kind in KINDS])
     kind = rng.choice(len(KINDS), len(table), p=list(KINDS.values()))
     return table.join(y.where(rng.random(y.shape) < shares[kind]))
 
 
 def _indicators(patient: npt.NDArray[np.int64], day: npt.NDArray[np.int64], rng: np.random.Generator) -> Floats:
-    """States (visits×20) of the chains, for visits sorted by patient and day."""
+    """Draw the states of the chains (visits×20), for visits sorted by patient and day."""
     _, first, number, visits = np.unique(patient, return_index=True, return_inverse=True, return_counts=True)
     k = np.arange(len(patient)) - first[number]
     times = np.zeros((len(visits), visits.max()))
     times[number, k] = day
-    times = np.maximum.accumulate(times, axis=1)  # behind the last visit, time stands still
+    times = np.maximum.accumulate(times, axis=1)  # after the last visit, time stands still
     states: Floats = CHAINS.simulate(times, rng)[number, k]
     return states
 
 
 def _shares(kind: str) -> list[float]:
-    """The probability that a visit of this kind has each measurement."""
+    """Return the probability of each measurement at a visit of this kind."""
     parts = MEASURED[kind]
     return [parts.get(panel, 0.0) * test[4] for panel, tests in PANELS.items() for test in tests.values()]

@@ -1,13 +1,13 @@
-"""Missing covariates of the simulated trial, drawn from the law that made them.
+"""Missing covariates of the simulated trial, drawn from their true conditional distribution.
 
-Given the days, the chains are completed exactly: filter forward, sample backward. A missing day has a law of its own: a
-patient stays until a day T, drawn evenly from SHORTEST … LONGEST, and is seen on each day with probability λ, so that n
-days without order have probability λⁿ Σ_T p(T)(1 − λ)^(T + 1 − n) over the T that are not before the last of them: a
-function of n and the last day. What events and medications were seen at the visit says more. One missing day of a
-patient is drawn exactly, several in turn, given the others (Gibbs), with all unseen states summed out.
+Given the days, the chains are completed exactly: filter forward, sample backward. For a missing day: a patient stays
+until a day T, uniform on SHORTEST … LONGEST, and has a visit on each day with probability λ, so that n days without
+order have probability λⁿ Σ_T p(T)(1 − λ)^(T + 1 − n), summed over the T from the last of them on. It depends on n and
+the last day alone. The events and medications observed at the visit add their likelihood. One missing day of a patient
+is drawn exactly; several are drawn in turn, given the others (Gibbs), with all missing states summed out.
 
-A filtered table holds the full visits. That one of them has less than half of its measurements, and is left out,
-happens with a probability of 4·10⁻¹⁰, and is neglected.
+A filtered table holds the full visits. One of them has less than half of its measurements, and is dropped, with
+probability 4·10⁻¹⁰, which is neglected.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from lacova.datasets.trial import CHAINS, COVARIATES, KINDS, LONGEST, SHORTEST, 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 GRID = np.arange(LONGEST + 1)
-KEEP = np.exp(-GRID[:, None] / CHAINS.memory)  # what is left of a state after so many days
+MEMORY = np.exp(-GRID[:, None] / CHAINS.memory)  # e^(−d/τ) after d days
 
 
 def true_covariates(
     table: pd.DataFrame, draws: int, rng: np.random.Generator, *, filtered: bool = True, sweeps: int = 10
 ) -> Floats:
-    """Completions (draws × rows × 23 covariates) of a table of `simulated_trial` with gaps made at random in them.
+    """Complete the covariates of a table of `simulated_trial` with random gaps in them (draws × rows × 23).
 
-    Missing entries are draws from the generator's law given all that is observed of the covariates at all the patient's
-    visits in the table; observed ones are as they were. Columns are in the order of the schema's covariates. The order
-    of a patient's rows is not taken as a sign of when they were.
+    Missing entries are draws given all covariates that are observed at any of the patient's visits in the table;
+    observed entries are unchanged. Columns are in the order of the schema's covariates. The order of a patient's rows
+    is not used as information on their days.
 
     Args:
-        table: whole patients; every visit of them.
-        draws: how many completions.
-        rng: what makes them random.
-        filtered: whether the table was filtered, which tells how often patients are seen.
-        sweeps: how often the days of a patient with several missing ones are drawn in turn.
+        table: all visits of whole patients.
+        draws: the number of completions.
+        rng: the random generator.
+        filtered: whether the table was filtered, which determines how frequent visits are.
+        sweeps: the number of Gibbs sweeps over the days of a patient with several missing ones.
 
     Examples:
         >>> from lacova.datasets import mask_at_random, simulated_trial
@@ -61,14 +61,14 @@ def true_covariates(
     for rows in table.groupby("id", sort=False).indices.values():
         out[:, rows, 0] = days = _days(x[rows, 0], x[rows, 3:], last, draws, sweeps, rng)
         out[:, rows, 3:] = _states(days, x[rows, 3:], rng)
-        for q, law in ((1, ages), (2, sexes)):
+        for q, draw in ((1, ages), (2, sexes)):
             known = x[rows, q][~np.isnan(x[rows, q])]
-            out[:, rows, q] = known[0] if len(known) else law(draws, rng)[:, None]
+            out[:, rows, q] = known[0] if len(known) else draw(draws, rng)[:, None]
     return np.where(np.isnan(x), out, x)
 
 
 def _last_day(rate: float) -> Floats:
-    """For each day, the probability of days of which it is the last, up to a factor that n alone decides."""
+    """Return the probability of a set of n days for each possible last day, up to a factor that depends on n alone."""
     stays = np.where(GRID >= SHORTEST, (1 - rate) ** GRID, 0.0)
     return stays[::-1].cumsum()[::-1]
 
@@ -82,11 +82,11 @@ def _states(days: Floats, seen: Floats, rng: np.random.Generator) -> Floats:
 
 
 def _days(day: Floats, seen: Floats, last: Floats, draws: int, sweeps: int, rng: np.random.Generator) -> Floats:
-    """Days (draws × visits) with the missing ones drawn."""
+    """Return days (draws × visits) with the missing ones drawn."""
     days = np.repeat(day[None], draws, axis=0)
     missing = np.flatnonzero(np.isnan(day))
     known = list(np.flatnonzero(~np.isnan(day)))
-    for i in missing:  # a first guess, given those before it
+    for i in missing:  # start: each given the ones before it
         days[:, i] = _draw(_weights(days[:, known], seen[known], seen[i], last), rng)
         known.append(i)
     for _ in range(sweeps if len(missing) > 1 else 0):
@@ -102,11 +102,11 @@ def _draw(weights: Floats, rng: np.random.Generator) -> Indices:
 
 
 def _weights(days: Floats, seen: Floats, here: Floats, last: Floats) -> Floats:
-    """The law (draws × days of the grid), up to a factor, of the day of a visit with states `here`, given the others.
+    """Return p(day | the other visits) of a visit with states `here` (draws × days of the grid), up to a factor.
 
-    In a gap between two of the others, with P(state) a before it and likelihood b after it, a chain that is seen in
-    state s contributes Σ a P(· → s) · Σ P(s → ·) b / Σ a P(· → ·) b, where the last P goes over the whole gap: what the
-    others say of the chain has the same probability wherever the visit is.
+    In a gap between two of the others, with P(state) a before it and likelihood b after it, a chain observed in state s
+    contributes Σ a P(· → s) · Σ P(s → ·) b / Σ a P(· → ·) b, where the last P spans the whole gap: the denominator is
+    the probability of the other visits, which does not depend on the day.
     """
     last_of_others = days.max(1, initial=0).astype(int)[:, None]
     weights: Floats = last[np.maximum(GRID, last_of_others)]
@@ -114,14 +114,14 @@ def _weights(days: Floats, seen: Floats, here: Floats, last: Floats) -> Floats:
     c = ~np.isnan(here)
     if not c.any():
         return weights
-    chains, s, keep = Chains(CHAINS.share[c], CHAINS.memory[c]), here[c], KEEP[:, c]
+    chains, s, memory = Chains(CHAINS.share[c], CHAINS.memory[c]), here[c], MEMORY[:, c]
     order = np.argsort(days, axis=1)
     t, seen = np.take_along_axis(days, order, 1), seen[order][..., c]
-    likely = np.where(s == 1, chains.share, 1 - chains.share)
+    prior = np.where(s == 1, chains.share, 1 - chains.share)
     # Before each gap, P(s); before the first there is no visit.
     one = chains.forward(t, seen)
-    before = _padded(np.where(s == 1, one, 1 - one) - likely, 0.0, front=True)
-    # After each gap, the likelihood of s, and of a state drawn afresh; behind the last visit there is none to explain.
+    before = _padded(np.where(s == 1, one, 1 - one) - prior, 0.0, front=True)
+    # After each gap, the likelihood of s, and of a state drawn afresh; 1 after the last visit.
     zero_after, one_after = chains.backward(t, seen)
     fresh = _padded((1 - chains.share) * zero_after + chains.share * one_after, 1.0)
     after = _padded(np.where(s == 1, one_after, zero_after), 1.0) - fresh
@@ -136,9 +136,9 @@ def _weights(days: Floats, seen: Floats, here: Floats, last: Floats) -> Floats:
     def pick(values: Floats) -> Floats:
         return np.asarray(values.reshape(-1, len(s)).take(flat, axis=0))
 
-    left, right = keep.take(since, axis=0), keep.take(until, axis=0)  # in place: these are the large ones
+    left, right = memory.take(since, axis=0), memory.take(until, axis=0)  # in place: these are the large ones
     left *= pick(before)
-    left += likely
+    left += prior
     right *= pick(after / whole)
     right += pick(fresh / whole)
     left *= right
@@ -146,6 +146,6 @@ def _weights(days: Floats, seen: Floats, here: Floats, last: Floats) -> Floats:
 
 
 def _padded(values: Floats, end: float | Floats, front: bool = False) -> Floats:
-    """Along visits (axis 1), one more value in front or behind."""
+    """Append one more value along visits (axis 1), in front or behind."""
     extra = np.broadcast_to(end, (len(values), 1, values.shape[2]))
     return np.concatenate([extra, values] if front else [values, extra], axis=1)

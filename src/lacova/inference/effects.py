@@ -18,14 +18,16 @@ import torch
 from torch import Tensor
 
 from lacova.data.batches import Batch
-from lacova.data.encoder import Table, TableEncoder
+from lacova.data.encoder import TableEncoder
 from lacova.data.io.dataframes import Frame
 from lacova.data.labels import among
+from lacova.data.table import Table
+from lacova.inference.draws import chunks
 from lacova.inference.long_form import gather, long_form, summary
-from lacova.inference.predict import chunks, history_of
+from lacova.inference.unmeasured import history_of
 from lacova.inference.vae import ConditionalVAE
 from lacova.likelihoods.moments import Moments
-from lacova.priors.base import GPPrior
+from lacova.priors.gp.prior import GPPrior
 
 LEVEL, VISIT, NOISE = "patient effect", "visit", "noise"
 
@@ -175,13 +177,13 @@ def _levels(
     if own.fixed_effects is not None and coefficients is not None:
         fixed_part = vae.fixed_part_at(x, batch, coefficients)
         for name in own.fixed_effects.names:
-            part = vae.add_to_gaussian(
+            part = vae.likelihood.add_to_gaussian(
                 nothing, own.fixed_effects.at(x, batch, coefficients * own.fixed_effects.of(name)).mean
             )
             owner = _owner(vae, name)
             owed[owner] = owed.get(owner, nothing) + part
-    drawn = own.draw(*vae.gaussian_part(outputs, batch), generator, fixed_part).drawn
-    return vae.add_to_gaussian(nothing, drawn), owed
+    drawn = own.draw(*vae.likelihood.gaussian_part(outputs, batch), generator, fixed_part).drawn
+    return vae.likelihood.add_to_gaussian(nothing, drawn), owed
 
 
 def _owner(vae: ConditionalVAE, name: str) -> int:

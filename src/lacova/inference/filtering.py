@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import torch
 
 from lacova.data.columns import numbers
 from lacova.data.encoder import TableEncoder
 from lacova.data.errors import DataError
 from lacova.data.schema import Schema
+from lacova.data.table import Table
 from lacova.inference.long_form import long_form
 
 
@@ -35,6 +37,39 @@ def visit_numbers(frame: pd.DataFrame, schema: Schema) -> npt.NDArray[np.int64]:
             "fill it in, or drop those rows."
         )
     return np.asarray(time.groupby(groups.to_numpy()).rank(method="dense").to_numpy() - 1, dtype=np.int64)
+
+
+def only_earlier_values(
+    table: Table, frame: pd.DataFrame, schema: Schema, number: npt.NDArray[np.int64], visit: int
+) -> Table:
+    """Return the rows of a visit, without measurements, and behind them all earlier rows of the same patients.
+
+    A visit-constant covariate is known if one of these rows shows it.
+
+    Args:
+        table: all rows, encoded.
+        frame: the same rows.
+        schema: names the visit-constant columns.
+        number: of each row's visit.
+        visit: the number of the visit.
+    """
+    assert table.patient is not None
+    patient = table.patient.numpy()
+    now = np.flatnonzero(number == visit)
+    earlier = np.flatnonzero((number < visit) & np.isin(patient, patient[now]))
+    rows = torch.as_tensor(np.concatenate([now, earlier]))
+    codes, patients = pd.factorize(patient[rows.numpy()])
+    code = torch.as_tensor(codes.astype(np.int64))
+    x_mask, y_mask = table.x_mask[rows], table.y_mask[rows].clone()
+    y_mask[: len(now)] = False
+    for name in schema.static:
+        q = list(schema.covariates).index(name)
+        shown = torch.as_tensor(frame[name].notna().to_numpy())[rows]
+        known = torch.zeros(len(patients), dtype=torch.bool)
+        known[code[shown]] = True
+        x_mask[:, q] = known[code]
+    labels = tuple(table.labels[p] for p in patients)
+    return Table(table.y[rows] * y_mask, y_mask, table.x[rows] * x_mask, x_mask, code, labels)
 
 
 def followed(frame: pd.DataFrame, encoder: TableEncoder, predicted: pd.DataFrame) -> pd.DataFrame:

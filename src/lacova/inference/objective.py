@@ -1,4 +1,4 @@
-"""The evidence lower bound as named terms, and the importance-sampled likelihood it bounds."""
+"""The evidence lower bound as named terms, and the importance-sampled likelihood that it bounds."""
 
 from __future__ import annotations
 
@@ -7,13 +7,22 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from lacova.covariates.masked_loss import masked_log_prob
 from lacova.covariates.scenarios import Plan, StandardDraws, complete
 from lacova.data.batches import Batch
 from lacova.data.distributions import FactorisedDistribution
-from lacova.inference.importance import importance_sample, log_mean, pooled, spread, with_scores
+from lacova.inference.importance import (
+    add_score_gradient,
+    importance_sample,
+    log_mean_exp,
+    sum_within_units,
+    units_to_rows,
+)
 from lacova.inference.vae import ConditionalVAE
-from lacova.priors.base import Encoded
-from lacova.priors.gp.inducing import NaturalStatistics
+from lacova.priors.base import Encoded, NaturalStatistics
+
+# The terms that a training record has, per row.
+TERMS = ("reconstruction", "kl_latent", "kl_inducing", "kl_covariates", "elbo", "masked_log_prob")
 
 
 @dataclass(frozen=True)
@@ -23,10 +32,11 @@ class Terms:
     Attributes:
         reconstruction: E_q log p(Y_o | Z [, X]).
         kl_latent: E_q KL[q(Z) ‖ p(Z | X)], or its bound D̂³ or D̂⁴ less `kl_inducing`.
-        kl_inducing: KL[q(v) ‖ p(v)] of the inducing values, and of the coefficients of patients' levels; 0 without either.
+        kl_inducing: KL[q(v) ‖ p(v)] of the inducing values and of the fixed effects' coefficients; 0 without either.
         kl_covariates: KL[q(X_u) ‖ p(X_u)].
-        statistics: what a natural-gradient step of the GP prior needs.
-        gain: what weighing K draws against each other adds to their mean; 0 for the evidence lower bound.
+        statistics: the input of a natural-gradient step of the GP prior.
+        gain: what weighting K draws against each other adds to their mean; 0 for the evidence lower bound.
+        masked_log_prob: log q of observed covariates that were masked; not part of the bound, 0 without masking.
     """
 
     reconstruction: Tensor
@@ -35,6 +45,7 @@ class Terms:
     kl_covariates: Tensor
     statistics: NaturalStatistics | None = None
     gain: float | Tensor = 0.0
+    masked_log_prob: float | Tensor = 0.0
 
     @property
     def elbo(self) -> Tensor:
@@ -42,94 +53,118 @@ class Terms:
 
     @property
     def data(self) -> Tensor:
-        """The part that sums over rows: the bound for rows of which q(v) has not been learnt."""
+        """The part that sums over rows: the bound for rows from which q(v) has not been learnt."""
         return self.reconstruction - self.kl_latent - self.kl_covariates + self.gain
 
+    def loss(self, latent_weight: float | Tensor, masked_weight: float) -> Tensor:
+        """Return what a training step minimises: −elbo, with the latent KL and the masked covariates weighted."""
+        return (latent_weight - 1.0) * self.kl_latent - self.elbo - masked_weight * self.masked_log_prob
+
+    def stacked(self) -> Tensor:
+        """Return the TERMS as one tensor, detached."""
+        zero = self.kl_latent.new_zeros(())  # no copy from the host, which a CUDA graph could not record
+        values = [getattr(self, name) for name in TERMS]
+        return torch.stack([value.detach() if isinstance(value, Tensor) else zero + value for value in values])
+
     def named(self) -> dict[str, float]:
-        names = ("reconstruction", "kl_latent", "kl_inducing", "kl_covariates", "elbo")
-        return {name: float(getattr(self, name).detach()) for name in names}
+        return {name: float(getattr(self, name).detach()) for name in TERMS[:-1]}
 
 
 def elbo(
     vae: ConditionalVAE, batch: Batch, generator: torch.Generator, samples: int = 1, cap: int | None = None
 ) -> Terms:
-    """One unbiased estimate of the bound and of its gradient.
+    """Return one unbiased estimate of the bound and of its gradient.
 
     Args:
         vae: the model.
         batch: some rows, or whole patients.
-        generator: source of all noise.
+        generator: source of all random numbers.
         samples: draws of continuous x_u, and of z, per row.
         cap: largest joint table of missing categories that is summed exactly; None for the defaults.
     """
-    if vae.missingness is not None:
-        return replace(weighted(vae, batch, vae.draw_eps(batch, samples, generator)), gain=0.0)
-    how = vae.plan(batch.x_mask.cpu(), batch.patient.cpu(), samples, cap).to(batch.x.device)
-    return bound(vae, batch, how, vae.draw_eps(batch, samples, generator))
+    plan = vae.plan(batch.x_mask.cpu(), batch.patient.cpu(), samples, cap).to(batch.x.device)
+    terms = bound(vae, batch, plan, vae.draw_eps(batch, samples, generator))
+    return terms if vae.missingness is None else replace(terms, gain=0.0)
 
 
 def bound(
-    vae: ConditionalVAE, batch: Batch, how: Plan, noise: StandardDraws, q_x: FactorisedDistribution | None = None
-) -> Terms:
-    """The estimate with given scenarios and noise; nothing in it makes the host wait for the device."""
-    q_x = vae.covariate_posterior(batch) if q_x is None else q_x
-    q_z = vae.latents(batch, noise.hidden)
-    scenarios = how.scenarios(q_x, batch, vae.space, noise)
-    kl_covariates = batch.scale * vae.covariate_prior.kl(q_x, scenarios, batch)
-    prior = vae.prior.kl(scenarios, batch, q_z, q_x)
-    inducing = prior.inducing
+    vae: ConditionalVAE, batch: Batch, plan: Plan, eps: StandardDraws, masked: Batch | None = None,
+    importance: bool = False,
+) -> Terms:  # fmt: skip
+    """Return the bound of a batch; nothing in it makes the host wait for the device.
 
-    z = q_z.draw(noise.z)
-    if vae.decoder_sees_x:
-        row = scenarios.row
-        location = vae.decode(z[scenarios.sample, row], scenarios.x)
-        fit = vae.likelihood.log_prob(location, batch.y[row], batch.y_mask[row])
-        reconstruction = (fit * scenarios.row_weight).sum()
+    Args:
+        vae: the model.
+        batch: some rows, or whole patients.
+        plan: the scenarios of missing covariates to sum over.
+        eps: all random numbers.
+        masked: the same rows with more covariates masked, for `masked_log_prob`.
+        importance: weight the samples of `eps` against each other. A model of missingness always does: it depends on
+            y as drawn.
+    """
+    posterior = vae.covariate_posterior
+    y_embedding = posterior.embed_y(batch)
+    q_x = posterior(batch, y_embedding)
+    if importance or vae.missingness is not None:
+        terms = weighted(vae, batch, eps, q_x)
     else:
-        location = vae.decode(z.flatten(0, 1), batch.x)
-        fit = vae.likelihood.log_prob(location.unflatten(0, z.shape[:2]), batch.y, batch.y_mask)
-        reconstruction = fit.mean(0).sum()
-        if vae.random_effects is not None:
-            # Levels are independent of each other given x, as they are not: q would overcount what they say of x_u.
-            fixed_part = vae.fixed_part(batch, q_x.detach())
-            gain = vae.random_effects.gain(*vae.gaussian_part(location.unflatten(0, z.shape[:2]), batch), fixed_part)
-            reconstruction = reconstruction + gain.mean(0).sum()
-            inducing = inducing + vae.random_effects.kl()
-    return Terms(batch.scale * reconstruction, prior.latent, inducing, kl_covariates, prior.statistics)
+        q_z = vae.latents(batch, eps.dropped_y)
+        scenarios = plan.scenarios(q_x, batch, vae.space, eps)
+        kl_covariates = batch.scale * vae.covariate_prior.kl(q_x, scenarios, batch)
+        prior = vae.prior.kl(scenarios, batch, q_z, q_x)
+        z, inducing = q_z.draw(eps.z), prior.inducing
+        if vae.decoder_sees_x:
+            row = scenarios.row
+            outputs = vae.decode(z[scenarios.sample, row], scenarios.x)
+            log_likelihood = vae.likelihood.log_prob(outputs, batch.y[row], batch.y_mask[row])
+            reconstruction = (log_likelihood * scenarios.row_weight).sum()
+        else:
+            outputs = vae.decode(z.flatten(0, 1), batch.x).unflatten(0, z.shape[:2])
+            reconstruction = vae.likelihood.log_prob(outputs, batch.y, batch.y_mask).mean(0).sum()
+            if vae.random_effects is not None:
+                # The model takes random effects of different measurements for independent. They are not, and the
+                # gradient of q(x_u) would count the same evidence several times: it is cut here.
+                fixed_part = vae.fixed_part(batch, q_x.detach())
+                gain = vae.random_effects.gain(*vae.likelihood.gaussian_part(outputs, batch), fixed_part)
+                reconstruction = reconstruction + gain.mean(0).sum()
+                inducing = inducing + vae.random_effects.kl()
+        terms = Terms(batch.scale * reconstruction, prior.latent, inducing, kl_covariates, prior.statistics)
+    if masked is None:
+        return terms
+    log_q = batch.scale * masked_log_prob(posterior(masked, y_embedding), batch, masked, vae.space)
+    return replace(terms, masked_log_prob=log_q)
 
 
-def weighted(
-    vae: ConditionalVAE, batch: Batch, noise: StandardDraws, q_x: FactorisedDistribution | None = None
-) -> Terms:
-    """The importance-weighted bound Σ_i E log 1/K Σ_k w_ik, with the K samples of the noise.
+def weighted(vae: ConditionalVAE, batch: Batch, eps: StandardDraws, q_x: FactorisedDistribution) -> Terms:
+    """Return the importance-weighted bound Σ_i E log 1/K Σ_k w_ik, with the K samples of `eps`.
 
     It is the evidence lower bound for K = 1, rises with K, and tends to log p(Y_o | X_o), or to the bound on it that
-    q(v) of a GP prior gives. The terms are means over the draws, and `gain` is what is left. Where rows of a patient
-    have unknowns in common, i is the patient, whose weights are products over its rows: many visits then need many
-    draws.
+    q(v) of a GP prior gives. The terms are means over the draws, and `gain` is the rest. Where rows of a patient share
+    unknowns, i is the patient and its weight the product over its rows: many visits then need many draws.
     """
-    q_x = vae.covariate_posterior(batch) if q_x is None else q_x
-    drawn = importance_sample(vae, batch, noise, q_x, together=True)
-    fit, latent, covariates = (pooled(part, batch, vae) for part in (drawn.fit, drawn.latent, drawn.covariates))
-    weight = fit + latent + covariates
-    value = log_mean(weight)
+    sample = importance_sample(vae, batch, eps, q_x, by_patient=True)
+    parts = (sample.log_likelihood, sample.latent_ratio, sample.covariate_ratio)
+    log_likelihood, latent, covariates = (sum_within_units(part, batch, vae) for part in parts)
+    log_weight = log_likelihood + latent + covariates
+    value = log_mean_exp(log_weight)
     if vae.space.categorical:
-        value = with_scores(value, weight, pooled(drawn.levels, batch, vae))
-    scale, prior, statistics = batch.scale, drawn.prior, None
+        value = add_score_gradient(value, log_weight, sum_within_units(sample.log_q_levels, batch, vae))
+    scale, prior, statistics = batch.scale, sample.prior, None
     if prior.statistics is not None:
-        share = spread(weight.detach().softmax(0), batch, vae)
+        share = units_to_rows(log_weight.detach().softmax(0), batch, vae)
         statistics = prior.statistics(scale * (share if batch.real is None else share * batch.real))
-    inducing = fit.new_zeros(()) if prior.inducing is None else prior.inducing
+    inducing = log_likelihood.new_zeros(()) if prior.inducing is None else prior.inducing
+    if vae.random_effects is not None:
+        inducing = inducing + vae.random_effects.kl()
     return Terms(
-        scale * fit.mean(0).sum(), -scale * latent.mean(0).sum(),
-        inducing if vae.random_effects is None else inducing + vae.random_effects.kl(), -scale * covariates.mean(0).sum(),
-        statistics, scale * (value - weight.mean(0)).sum(),
+        scale * log_likelihood.mean(0).sum(), -scale * latent.mean(0).sum(), inducing,
+        -scale * covariates.mean(0).sum(), statistics, scale * (value - log_weight.mean(0)).sum(),
     )  # fmt: skip
 
 
 @torch.no_grad()
 def encode(vae: ConditionalVAE, batch: Batch, generator: torch.Generator, samples: int, cap: int | None) -> Encoded:
-    """What `LatentPrior.cache_posterior` takes in: scenarios and q(Z) of one batch."""
+    """Return the input of `LatentPrior.cache_posterior`: scenarios and q(Z) of one batch."""
     scenarios = complete(
         vae.covariate_posterior(batch), batch, vae.space,
         couple=vae.prior.couples_rows, samples=samples, generator=generator, cap=cap,
@@ -139,13 +174,12 @@ def encode(vae: ConditionalVAE, batch: Batch, generator: torch.Generator, sample
 
 @torch.no_grad()
 def log_likelihood(vae: ConditionalVAE, batch: Batch, draws: int, generator: torch.Generator) -> Tensor:
-    """Per row, log p(y_o | x_o) by importance sampling from q(z, x_u); tight as draws grow.
+    """Return log p(y_o | x_o) per row by importance sampling from q(z, x_u); tight as draws grow.
 
     log 1/K Σ_k p(y_o | z_k, x_k) p(z_k | x_k) p(x_uk) / q(z_k) q(x_uk)
 
-    Where q(z) knows other rows, half of the draws come from p(z | x), and q(z) stands for the mixture of both.
+    Where q(z) depends on other rows, half of the draws come from p(z | x), and q(z) stands for the mixture of both.
     """
-    q_x, noise = vae.covariate_posterior(batch), vae.draw_eps(batch, draws, generator)
-    return log_mean(
-        importance_sample(vae, batch, noise, q_x, together=False, defensive=not vae.prior.independent).total
-    )
+    q_x, eps = vae.covariate_posterior(batch), vae.draw_eps(batch, draws, generator)
+    defensive = not vae.prior.independent
+    return log_mean_exp(importance_sample(vae, batch, eps, q_x, by_patient=False, defensive=defensive).log_weight)

@@ -11,11 +11,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from lacova.data.encoder import Table, TableEncoder
+from lacova.data.encoder import TableEncoder
 from lacova.data.measurement_space import LEVELS as CODED
 from lacova.data.scaling import Floats
+from lacova.data.table import Table
+from lacova.inference.draws import Draws
 from lacova.inference.metrics import covered, crps, gaussian_nll
-from lacova.inference.predict import Draws, predictive_draws
+from lacova.inference.predict import predictive_draws
 from lacova.inference.vae import ConditionalVAE
 
 LEVELS = {"coverage50": 0.5, "coverage90": 0.9, "coverage95": 0.95}
@@ -96,7 +98,11 @@ def _encoded_scores(part: Draws, y: Tensor) -> dict[str, Tensor]:
 
 
 def _own_scores(vae: ConditionalVAE, encoder: TableEncoder, part: Draws, y: Tensor) -> dict[str, Tensor]:
-    drawn, truth, mean = encoder.own(part.y), torch.as_tensor(encoder.own(y)), encoder.own(part.location.mean(0))
+    drawn, truth, mean = (
+        encoder.in_own_units(part.y),
+        torch.as_tensor(encoder.in_own_units(y)),
+        encoder.in_own_units(part.location.mean(0)),
+    )
     bent = ~encoder.scales.linear
     for name, (lower, upper) in encoder.schema.limits.items():
         d = encoder.schema.measurements.index(name)
@@ -129,7 +135,7 @@ def _nll(vae: ConditionalVAE, encoder: TableEncoder, part: Draws, y: Tensor) -> 
     var = part.var.expand_as(part.location)
     each = -gaussian_nll(part.location[None], torch.where(gaussian, var, 1.0)[None], y)
     if part.outputs is not None:
-        each = torch.where(gaussian, each, vae.likelihood.each(part.outputs, y))
+        each = torch.where(gaussian, each, vae.likelihood.entry_log_prob(part.outputs, y))
     mixture = math.log(len(each)) - each.double().logsumexp(0)
     matched = gaussian_nll(part.location, torch.where(gaussian, var, 1.0), y)
     return torch.where(gaussian & linear, matched.double(), mixture) - encoder.log_slopes(y)

@@ -11,44 +11,55 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from lacova.data.encoder import Table, TableEncoder
+from lacova.data.encoder import TableEncoder
 from lacova.data.errors import DataError
-from lacova.data.measurement_space import COUNTS, LEVELS
+from lacova.data.kinds import values_of
 from lacova.data.scaling import Floats
+from lacova.data.table import Table
+from lacova.inference.draws import Draws
 from lacova.inference.metrics import quantile, weighted_quantile
-from lacova.inference.predict import Draws
 
 SIDES = ("lower", "upper")
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean of y (N×D), per side of a central interval the quantiles of y and x, and the level_probabilities of levels of y.
+    """Summary of the draws of N rows.
 
-    y is in its own units, a category as the code of its most probable level; x is encoded.
+    Attributes:
+        mean: mean of y in its own units; of a category, the code of its most probable level (N×D).
+        ends: per side of a central interval, the quantiles of y in its own units and of encoded x.
+        level_probabilities: probability of each level of y (N×D×K), if there are categorical measurements.
+        x: encoded covariates with means and most probable levels (N×Q); of imputations.
+        x_level_probabilities: probability of each level of x (N×Q×K); of imputations.
     """
 
     mean: Floats
     ends: dict[str, tuple[Floats, Tensor]]
     level_probabilities: Tensor | None = None
+    x: Tensor | None = None
+    x_level_probabilities: Tensor | None = None
 
 
 def summarise(parts: Iterable[Draws], rows: int, encoder: TableEncoder, interval: float | None) -> Summary:
     """Reduce draws chunk by chunk, without holding all of them at once."""
-    sizes = len(encoder.schema.measurements), len(encoder.schema.covariates)
-    mean, levels = torch.empty(rows, sizes[0]), encoder.measurements.max_levels
-    bent = np.flatnonzero(~encoder.scales.linear)
-    averages = np.empty((rows, len(bent)))
-    level_probabilities = torch.empty(rows, sizes[0], levels) if levels else None
+    measurements, covariates = len(encoder.schema.measurements), len(encoder.schema.covariates)
+    mean, levels = torch.empty(rows, measurements), encoder.measurements.max_levels
+    nonlinear = np.flatnonzero(~encoder.scales.linear)
+    averages = np.empty((rows, len(nonlinear)))
+    probs = torch.empty(rows, measurements, levels) if levels else None
+    x, x_probs = torch.empty(rows, covariates), torch.empty(rows, covariates, encoder.space.max_levels)
     shares = {} if interval is None else dict(zip(SIDES, ((1.0 - interval) / 2.0, (1.0 + interval) / 2.0), strict=True))
-    ends = {side: (torch.empty(rows, sizes[0]), torch.empty(rows, sizes[1])) for side in shares}
+    ends = {side: (torch.empty(rows, measurements), torch.empty(rows, covariates)) for side in shares}
     for part in parts:
         mean[part.rows] = part.average(part.location).cpu()
-        if len(bent):
+        if len(nonlinear):
             weight = np.full((len(part.y), 1), 1.0 / len(part.y)) if part.weight is None else part.weight.cpu().numpy()
-            averages[part.rows] = (weight[..., None] * encoder.own(part.y)[..., bent]).sum(0)
-        if level_probabilities is not None and part.level_probabilities is not None:
-            level_probabilities[part.rows] = part.level_probabilities.cpu()
+            averages[part.rows] = (weight[..., None] * encoder.in_own_units(part.y)[..., nonlinear]).sum(0)
+        if probs is not None and part.level_probabilities is not None:
+            probs[part.rows] = part.level_probabilities.cpu()
+        if part.most_probable_x is not None and part.x_level_probabilities is not None:
+            x[part.rows], x_probs[part.rows] = part.most_probable_x.cpu(), part.x_level_probabilities.cpu()
         for k, draws in enumerate((part.y, part.x) if shares else ()):
             ordered = draws.sort(0).values if part.weight is None else draws
             for side, share in shares.items():
@@ -57,72 +68,66 @@ def summarise(parts: Iterable[Draws], rows: int, encoder: TableEncoder, interval
                     else weighted_quantile(draws, part.weight[..., None].expand_as(draws), share)
                 )  # fmt: skip
                 ends[side][k][part.rows] = end.cpu()
-    values = encoder.own(mean)
-    values[:, bent] = averages
-    if level_probabilities is not None:
-        coded = encoder.measurements.columns(*LEVELS)
-        values[:, coded] = level_probabilities[:, coded].argmax(-1).numpy()
-    decoded = {side: (encoder.decode_measurements(y), x) for side, (y, x) in ends.items()}
-    return Summary(encoder.kept(values), decoded, level_probabilities)
+    values = encoder.in_own_units(mean)
+    values[:, nonlinear] = averages
+    if probs is not None:
+        coded = [d for d, name in enumerate(encoder.schema.measurements) if name in encoder.levels]
+        values[:, coded] = probs[:, coded].argmax(-1).numpy()
+    decoded = {side: (encoder.decode_measurements(y), xs) for side, (y, xs) in ends.items()}
+    return Summary(encoder.within_bounds(values), decoded, probs, x, x_probs)
 
 
 def completed(
-    frame: pd.DataFrame,
-    encoder: TableEncoder,
-    summary: Summary,
-    x: Tensor,
-    level_probabilities: Tensor | None = None,
-    *,
-    every: bool = False,
+    frame: pd.DataFrame, encoder: TableEncoder, summary: Summary, probabilities: bool = False, *, every: bool = False
 ) -> pd.DataFrame:
-    """The frame with its gaps filled from the mean of y and from x.
+    """Return the frame with its gaps filled.
 
-    Interval columns are added if there are any, and the level_probabilities of each level where those of covariates (N×Q×levels)
-    are given: of categorical columns with gaps, or of every one.
+    Interval columns are added if there are any. With `probabilities`, so is the probability of each level: of
+    categorical columns with gaps, or of every one.
     """
-    done = encoder.fill(frame, summary.mean, x)
-    sides = {side: encoder.fill(frame, y, xs) for side, (y, xs) in summary.ends.items()}
+    assert summary.x is not None
+    filled = encoder.fill(frame, summary.mean, summary.x)
+    sides = {side: encoder.fill(frame, y, x) for side, (y, x) in summary.ends.items()}
     numeric = [c for c in encoder.schema.columns if c not in encoder.levels and c != encoder.schema.instance]
-    ends: list[tuple[str, object]] = [(f"{c}_{side}", sides[side][c]) for c in numeric for side in sides]
-    if level_probabilities is not None:
-        ends += _chances(frame, encoder, level_probabilities, every) + _measurement_probabilities(
-            encoder, summary, frame, every
-        )
-    return _with_columns(done, ends)
+    added: list[tuple[str, object]] = [(f"{c}_{side}", sides[side][c]) for c in numeric for side in sides]
+    if probabilities:
+        added += _covariate_probabilities(encoder, summary, frame, every)
+        added += _measurement_probabilities(encoder, summary, frame, every)
+    return _with_columns(filled, added)
 
 
 def completed_draws(
     frame: pd.DataFrame, encoder: TableEncoder, parts: Iterable[Draws], table: Table, draws: int
 ) -> pd.DataFrame:
-    """One completed table per draw."""
+    """Return one completed table per draw."""
     y, x = torch.empty(draws, *table.y.shape), torch.empty(draws, *table.x.shape)
     for part in parts:
         y[:, part.rows], x[:, part.rows] = part.y.cpu(), part.x.cpu()
-    _free(frame, "draw")
+    _refuse_column(frame, "draw")
     many = pd.concat([frame] * draws, ignore_index=True)  # filled at once, which takes a small part of the time
-    done = encoder.fill(many, encoder.decode_measurements(y.flatten(0, 1)), x.flatten(0, 1))
-    done.index = frame.index.append([frame.index] * (draws - 1))
-    return _numbered(done, draws)
+    filled = encoder.fill(many, encoder.decode_measurements(y.flatten(0, 1)), x.flatten(0, 1))
+    filled.index = frame.index.append([frame.index] * (draws - 1))
+    return _numbered(filled, draws)
 
 
 def predicted(
     index: pd.Index[str], encoder: TableEncoder, summary: Summary, probabilities: bool = False
 ) -> pd.DataFrame:
-    """The mean or most probable level of every measurement, its interval if there is one, and level_probabilities if asked for."""
+    """Return mean or most probable level of every measurement, with intervals and probabilities if there are any."""
     kinds = encoder.schema.kinds
-    numeric = [(d, name) for d, name in enumerate(encoder.schema.measurements) if name not in encoder.levels]
-    ends: list[tuple[str, object]] = []
-    for d, name in numeric:
-        for side, (y, _) in summary.ends.items():
-            ends.append((f"{name}_{side}", np.rint(y[:, d]) if kinds.get(name) in COUNTS else y[:, d]))
-    return _with_columns(
-        _table(index, encoder, summary.mean),
-        ends + (_measurement_probabilities(encoder, summary) if probabilities else []),
-    )
+    added: list[tuple[str, object]] = []
+    for d, name in enumerate(encoder.schema.measurements):
+        if name not in encoder.levels:
+            count = values_of(kinds.get(name, "gaussian")) == "count"
+            for side, (y, _) in summary.ends.items():
+                added.append((f"{name}_{side}", np.rint(y[:, d]) if count else y[:, d]))
+    if probabilities:
+        added += _measurement_probabilities(encoder, summary)
+    return _with_columns(_table(index, encoder, summary.mean), added)
 
 
 def predicted_draws(index: pd.Index[str], encoder: TableEncoder, parts: Iterable[Draws], draws: int) -> pd.DataFrame:
-    """One table of measurements per draw, noise included."""
+    """Return one table of measurements per draw, noise included."""
     y = torch.empty(draws, len(index), len(encoder.schema.measurements))
     for part in parts:
         y[:, part.rows] = part.y.cpu()
@@ -130,48 +135,44 @@ def predicted_draws(index: pd.Index[str], encoder: TableEncoder, parts: Iterable
 
 
 def _table(index: pd.Index[str], encoder: TableEncoder, values: Floats) -> pd.DataFrame:
-    """Measurements in their own units, or levels, as a table."""
-    out = pd.DataFrame(values, index=index, columns=list(encoder.schema.measurements))
+    """Return measurements in their own units, or levels, as a table."""
+    table = pd.DataFrame(values, index=index, columns=list(encoder.schema.measurements))
     for d, name in enumerate(encoder.schema.measurements):
         if name in encoder.levels:
-            out[name] = pd.Series(encoder.labels(name, values[:, d]).tolist(), index=index).infer_objects()
-    return out
+            table[name] = pd.Series(encoder.labels(name, values[:, d]).tolist(), index=index).infer_objects()
+    return table
 
 
 def _measurement_probabilities(
     encoder: TableEncoder, summary: Summary, frame: pd.DataFrame | None = None, every: bool = False
 ) -> list[tuple[str, object]]:
-    """The probability of each level of categorical measurements; of a frame, 1 for what is observed there.
+    """Return the probability of each level of categorical measurements, by column; where observed, 1 or 0.
 
     Without a frame, of all; with one, of those with gaps, or of every one.
     """
-    found: list[tuple[str, object]] = []
+    columns: list[tuple[str, object]] = []
     for d, name in enumerate(encoder.schema.measurements):
         if name not in encoder.levels or summary.level_probabilities is None:
             continue
         if not (frame is None or every or frame[name].isna().any()):
             continue
-        level_probabilities = summary.level_probabilities[:, d, : len(encoder.levels[name])].double().numpy()
+        probs = summary.level_probabilities[:, d, : len(encoder.levels[name])].double().numpy()
         if frame is not None:
             codes = encoder.codes(frame, name)[:, None]
-            level_probabilities = np.where(
-                np.isnan(codes), level_probabilities, codes == np.arange(level_probabilities.shape[1])
-            )
-        found += [(f"{name}_p_{level}", level_probabilities[:, k]) for k, level in enumerate(encoder.levels[name])]
-    return found
+            probs = np.where(np.isnan(codes), probs, codes == np.arange(probs.shape[1]))
+        columns += [(f"{name}_p_{level}", probs[:, k]) for k, level in enumerate(encoder.levels[name])]
+    return columns
 
 
-def _chances(
-    frame: pd.DataFrame, encoder: TableEncoder, level_probabilities: Tensor, every: bool
+def _covariate_probabilities(
+    encoder: TableEncoder, summary: Summary, frame: pd.DataFrame, every: bool
 ) -> list[tuple[str, object]]:
-    """The probability of each level, for categorical covariates that have gaps in the frame, or for every one."""
+    """Return the probability of each level of categorical covariates with gaps in the frame, or of every one."""
+    assert summary.x_level_probabilities is not None
+    probs = summary.x_level_probabilities.double().numpy()
     categories = [(q, c) for q, c in enumerate(encoder.schema.covariates) if c in encoder.levels]
     shown = [(q, c) for q, c in categories if every or frame[c].isna().any()]
-    return [
-        (f"{c}_p_{level}", level_probabilities[:, q, k].double().numpy())
-        for q, c in shown
-        for k, level in enumerate(encoder.levels[c])
-    ]
+    return [(f"{c}_p_{level}", probs[:, q, k]) for q, c in shown for k, level in enumerate(encoder.levels[c])]
 
 
 def _with_columns(frame: pd.DataFrame, added: list[tuple[str, object]]) -> pd.DataFrame:
@@ -186,12 +187,12 @@ def _with_columns(frame: pd.DataFrame, added: list[tuple[str, object]]) -> pd.Da
 
 
 def _stack(tables: list[pd.DataFrame]) -> pd.DataFrame:
-    """Tables one below the other, numbered in a first column `draw`."""
-    _free(tables[0], "draw")
+    """Put tables one below the other, numbered in a first column `draw`."""
+    _refuse_column(tables[0], "draw")
     return _numbered(pd.concat(tables), len(tables))
 
 
-def _free(frame: pd.DataFrame, name: str) -> None:
+def _refuse_column(frame: pd.DataFrame, name: str) -> None:
     if name in frame.columns:
         raise DataError(f"the table already has a column {name!r}, which would number the draws; rename it first.")
 

@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 import torch
 
-from lacova.data.columns import reads_like, some
+from lacova.data.columns import level_from_text
 from lacova.data.encoder import TableEncoder
-from lacova.data.errors import DataError, meant
+from lacova.data.errors import DataError, hint, listed
 from lacova.data.io.dataframes import Frame
+from lacova.inference.draws import Draws
 from lacova.inference.long_form import gather, long_form, summary
-from lacova.inference.predict import Draws
 from lacova.likelihoods.moments import Moments
 
 VERSIONS = ("as_is", "what_if")
@@ -50,7 +50,7 @@ def encode_setting(encoder: TableEncoder, frame: pd.DataFrame, changes: Mapping[
     absent = [name for name in changes if name not in names]
     if absent:
         raise DataError(
-            f"{some(absent)} cannot be set: the covariates are {some(names)}.{meant(absent, names)} "
+            f"{listed(absent)} cannot be set: the covariates are {listed(names)}.{hint(absent, names)} "
             "Only covariates can be set."
         )
     for name, value in changes.items():
@@ -64,7 +64,7 @@ def encode_setting(encoder: TableEncoder, frame: pd.DataFrame, changes: Mapping[
 def from_text(encoder: TableEncoder, name: str, text: str) -> Any:
     """A value as somebody typed it: the level that reads like that, or a number; else the text itself."""
     if name in encoder.levels:
-        return reads_like(encoder.levels[name], text)
+        return level_from_text(encoder.levels[name], text)
     try:
         return float(text)
     except ValueError:
@@ -83,7 +83,7 @@ def compare(
         part = {f"difference{end}": value for end, value in _ends(change, interval).items()}
         each = {"as_is": means[0], "what_if": means[1], "difference": change}
         for version, draws, mean in zip(VERSIONS, pair, means, strict=True):
-            drawn = moments.drawn(draws.y, mean)
+            drawn = moments.in_own_units(draws.y, mean)
             part |= {f"{version}{end}": value for end, value in _ends(drawn, interval).items()}
             part |= {version: mean.mean(0).cpu()}
             each[f"{version}_drawn"] = drawn
@@ -94,10 +94,11 @@ def compare(
     whole = gather(found)
     ends = [f"{name}{end}" for name in (*VERSIONS, "difference") for end in ("", "_lower", "_upper")]
     values = {
-        name: whole[name].numpy() if name.startswith("difference") else moments.kept(whole[name]) for name in ends
+        name: whole[name].numpy() if name.startswith("difference") else moments.within_bounds(whole[name])
+        for name in ends
     }
     rows = long_form(frame, encoder.schema, {"measurement": moments.names}, values)
-    averages = {version: moments.kept(whole[version].mean(0)) for version in VERSIONS}
+    averages = {version: moments.within_bounds(whole[version].mean(0)) for version in VERSIONS}
     of_means = {f"difference{end}": value.numpy() for end, value in _ends(total / len(frame), interval).items()}
     average = pd.DataFrame({"measurement": list(moments.names)} | averages | of_means)
     return WhatIf(rows, average, _one_below_the_other(encoder, moments, frame, gather(kept)) if keep_draws else None)
@@ -108,7 +109,7 @@ def _one_below_the_other(
 ) -> pd.DataFrame:
     """Draws (n×draws×names each) in long form, draw by draw."""
     by_draw = {name: values.transpose(0, 1) for name, values in each.items()}
-    values = {name: v.numpy() if name == "difference" else moments.kept(v) for name, v in by_draw.items()}
+    values = {name: v.numpy() if name == "difference" else moments.within_bounds(v) for name, v in by_draw.items()}
     shape = by_draw["difference"].shape
     number = {"draw": np.broadcast_to(np.arange(shape[0])[:, None, None], shape)}
     lines = long_form(pd.concat([frame] * shape[0]), encoder.schema, {"measurement": moments.names}, number | values)

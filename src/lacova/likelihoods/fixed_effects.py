@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lacova.data.batches import Batch, variance_parts
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import FactorisedDistribution
-from lacova.data.encoder import Table
+from lacova.data.table import Table
 
 START = 0.2  # of α, in units of the scaled measurement
 MOST = 1000.0  # of κ: visits that an average is taken to need

@@ -17,10 +17,10 @@ from lacova.data.batches import Batch, Blocks
 from lacova.likelihoods.fixed_effects import FixedEffects, FixedPart
 from lacova.nn.linalg import cholesky, whitener
 
-LEAST = 1e-3  # of τ_d² and ω_d² to start from, in units of the scaled measurement
+MIN_VARIANCE = 1e-3  # least τ_d² and ω_d² to start from, in units of the scaled measurement
 
 
-class Levels(NamedTuple):
+class EffectDraws(NamedTuple):
     """What is known of b at each row: mean and variance, which broadcasts, and a draw, joint within patients."""
 
     mean: Tensor
@@ -38,7 +38,7 @@ class RandomIntercepts(nn.Module):
 
     def __init__(self, start: Tensor, fixed_effects: FixedEffects | None = None) -> None:
         super().__init__()
-        self.raw = nn.Parameter(start.clamp_min(LEAST).log())
+        self.raw = nn.Parameter(start.clamp_min(MIN_VARIANCE).log())
         self.fixed_effects = fixed_effects
 
     @property
@@ -85,18 +85,18 @@ class RandomIntercepts(nn.Module):
         noise: Tensor,
         generator: torch.Generator,
         fixed_part: FixedPart | None = None,
-    ) -> Levels:
+    ) -> EffectDraws:
         """b at each row given all observed measurements, for each location (draws×N̂×D) with a mean that is known."""
         before = 0.0 if fixed_part is None else fixed_part.mean
         count, total = _sums(location + before, batch)
         spread, at = noise + count * self.var, batch.patient
         mean, var = self.var * total / spread, (self.var * noise / spread).expand_as(total)
         drawn = mean + var.sqrt() * _normal(mean, generator)
-        return Levels(before + mean[..., at, :], var[..., at, :], before + drawn[..., at, :])
+        return EffectDraws(before + mean[..., at, :], var[..., at, :], before + drawn[..., at, :])
 
 
 class DriftingIntercepts(RandomIntercepts):
-    """Levels that also drift: b_pd(t) = b_pd + an Ornstein-Uhlenbeck process of variance ω_d² and rate λ_d.
+    """EffectDraws that also drift: b_pd(t) = b_pd + an Ornstein-Uhlenbeck process of variance ω_d² and rate λ_d.
 
     A visit whose time is missing has a drift of its own, which says nothing of other visits.
 
@@ -109,7 +109,7 @@ class DriftingIntercepts(RandomIntercepts):
 
     def __init__(self, start: Tensor, drift: Tensor, time: int, fixed_effects: FixedEffects | None = None) -> None:
         super().__init__(start, fixed_effects)
-        self.raw_drift = nn.Parameter(drift.clamp_min(LEAST).log())
+        self.raw_drift = nn.Parameter(drift.clamp_min(MIN_VARIANCE).log())
         self.raw_rate = nn.Parameter(torch.zeros_like(start))  # per standard deviation of the time
         self.time = time
 
@@ -145,7 +145,7 @@ class DriftingIntercepts(RandomIntercepts):
         noise: Tensor,
         generator: torch.Generator,
         fixed_part: FixedPart | None = None,
-    ) -> Levels:
+    ) -> EffectDraws:
         pad, before = batch.blocks, 0.0 if fixed_part is None else fixed_part.mean
         k = self._covariance(batch, pad)
         seen, root = self._whitener(k, batch, pad, noise.double())
@@ -158,7 +158,7 @@ class DriftingIntercepts(RandomIntercepts):
         factor = cholesky(left + torch.diag_embed((~pad.filled).to(left.dtype))).to(location.dtype)
         drawn = mean + torch.einsum("dpij,...dpj->...dpi", factor, _normal(mean, generator))
         mean, var, drawn = (_at_rows(part, batch, pad) for part in (mean, var.expand_as(mean), drawn))
-        return Levels(before + mean, var, before + drawn)
+        return EffectDraws(before + mean, var, before + drawn)
 
     def _covariance(self, batch: Batch, pad: Blocks) -> Tensor:
         """K of each patient's visits (D×P×n×n), zero where padded. Such small matrices are all of float64."""

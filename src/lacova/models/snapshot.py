@@ -2,93 +2,69 @@
 
 from __future__ import annotations
 
-import inspect
-import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, fields
 from functools import partial
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
-from lacova import __version__
-from lacova.covariates.mixture import Mixture
 from lacova.covariates.prior import FactorisedPrior
-from lacova.covariates.single_imputation import FILLS, FITTED, Fill, width
-from lacova.data.columns import NORMAL
+from lacova.covariates.single_imputation import FILLS, FITTED_FILLS, Fill, feature_width
 from lacova.data.encoder import TableEncoder
-from lacova.data.io.archive import StorageError, digest, pack, unpack, written_by
+from lacova.data.io.archive import StorageError, pack, unpack
 from lacova.data.labels import Fingerprints
+from lacova.data.registry import name_of
 from lacova.data.scaling import Scales, knots_as_table, knots_of_table
 from lacova.data.schema import Schema
+from lacova.data.statistics import NORMAL
 from lacova.inference.vae import ConditionalVAE
-from lacova.nn.networks import Conv, Dense
-from lacova.priors.gp.inducing import InducingPoints
+from lacova.models.builder import build_blank
+from lacova.models.settings import (
+    LABEL,
+    M,
+    Storable,
+    check_registered,
+    known_values,
+    packed_settings,
+    parts_of_others,
+    unfitted,
+    unpacked_schema,
+    whole_size,
+)
+from lacova.nn.networks import Dense
 from lacova.training.options import FitOptions
 
-LABEL = str | int | float | pd.Timestamp  # a bool is an int
 SCALES = ("y_shift", "y_scale", "x_shift", "x_scale")
-NETWORKS: dict[str, type[Dense] | type[Conv]] = {"Dense": Dense, "Conv": Conv}
-MAX_SIZE, MAX_LAYERS, MAX_KERNELS = 2**31, 1_000, 5_000
 SMALL = 2**22  # numbers of a tensor that is made before the file is known to hold it
-# A formula as a model prints it: a sum of products of calls. Brackets and operators that multiply terms out, with which
-# a short line can ask for 2^40 terms, are not in it.
-CALL = r"\w+\((?:`[^`]+`|[^`()])*\)"
-TERM = rf"{CALL}(?::{CALL})*"
-FORMULA = re.compile(rf"{TERM}(?: \+ {TERM})*")
-
-
-class Storable(Protocol):
-    """What is needed of a model to take it apart and to put it together."""
-
-    schema: Schema
-    latent_dim: int
-    networks: Dense | Conv
-    scaling: Any
-    covariates: Any
-    covariate_prior: dict[str, object]
-    training: pd.DataFrame | None
-    settled: ClassVar[tuple[str, ...]]
-    _encoder: TableEncoder | None
-    _fill: Fill | None
-    _vae: ConditionalVAE | None
-    _trained: frozenset[Any] | Fingerprints
-    _options: FitOptions
-
-    def __init__(self, schema: Schema, **settings: Any) -> None: ...
-    def _fitted(self) -> tuple[TableEncoder, ConditionalVAE]: ...
-    def _blank(self, encoder: TableEncoder, sizes: Mapping[str, int]) -> ConditionalVAE: ...
-
-
-M = TypeVar("M", bound=Storable)
 
 
 def take_apart(model: Storable) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The document and the tensors that make the model again; refuses what a file cannot hold."""
+    """Return the document and the tensors that make the model again; refuse what a file cannot hold."""
     encoder, vae = model._fitted()
     schema, fill = encoder.schema, model._fill
     training = pd.DataFrame() if model.training is None else model.training
     known = () if isinstance(model._trained, Fingerprints) else model._trained
     document = {
-        "model": type(model).__name__,
-        "settings": _settings(model),
+        "model": name_of("model", type(model)),
+        "registered": parts_of_others(model),
+        "settings": packed_settings(model),
         "schema": {field.name: pack(getattr(schema, field.name), "schema") for field in fields(schema)},
         "levels": {"map": [[pack(k, "schema"), pack(v, f"levels of column {k!r}")] for k, v in encoder.levels.items()]},
         "options": {k: pack(v, f"fit option {k}") for k, v in asdict(model._options).items()},
-        "sizes": _sizes(vae),
+        "sizes": {"mixture": 0, "inducing": 0, **vae.covariate_prior.sizes(), **vae.prior.sizes()},
         "training": pack(list(training.columns), "columns of training"),
         "trained": pack(known, f"labels of the instance column {schema.instance!r}"),
     }
     try:
-        again = _unfitted(type(model), _schema(document), document)
+        again = unfitted(type(model), unpacked_schema(document), document)
     except ValueError as error:
         raise StorageError(f"schema and settings cannot be written down: {str(error).rstrip('.')}.") from error
-    if again.schema != schema or _settings(again) != document["settings"]:
+    if again.schema != schema or packed_settings(again) != document["settings"]:
         raise StorageError("schema and settings cannot be written down: they would not come back as they are.")
     tensors = {f"vae.{name}": value for name, value in vae.state_dict().items()}
     tensors |= {f"encoder.{name}": torch.as_tensor(getattr(encoder, name), dtype=torch.float64) for name in SCALES}
@@ -107,19 +83,18 @@ def take_apart(model: Storable) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def put_together(document: Mapping[str, Any], tensors: Mapping[str, Tensor], classes: Mapping[str, type[M]]) -> M:
-    """The model again, on the host; raises whatever it stumbles over where the parts do not fit together."""
+    """Return the model again, on the host; any exception means that the parts do not fit together."""
+    check_registered(document)
     kind, parts = document["model"], _Tensors(tensors)
     if kind not in classes:
         raise StorageError(f"its model is {kind!r}; expected {' or '.join(classes)}")
-    schema = _schema(document)
-    model = _unfitted(classes[kind], schema, document)
+    schema = unpacked_schema(document)
+    model = unfitted(classes[kind], schema, document)
     model._encoder = encoder = _encoder(schema, document, parts, model.scaling == "normal")
-    FactorisedPrior.blank(encoder.space).override(
-        encoder, model.covariate_prior
-    )  # refuses knowledge that makes no sense
-    model._options = FitOptions(**_known(document, "options", [field.name for field in fields(FitOptions)]))
-    sizes = {name: _whole(n, 0) for name, n in document["sizes"].items()}
-    model._vae = _read_into(partial(model._blank, encoder, sizes), parts, _is_small(model, encoder, document))
+    FactorisedPrior.blank(encoder.space).override(encoder, model.covariate_prior)  # refuses what makes no sense
+    model._options = FitOptions(**known_values(document, "options", [field.name for field in fields(FitOptions)]))
+    sizes = {name: whole_size(n, 0) for name, n in document["sizes"].items()}
+    model._vae = _read_into(partial(build_blank, model, encoder, sizes), parts, _is_small(model, encoder, document))
     model._fill = _fill(model.covariates, encoder, parts) if model.covariates in FILLS else None
     model._trained = frozenset(_labels(unpack(document["trained"])))
     if "trained" in parts.left:  # of a stream, whose labels are not kept
@@ -140,86 +115,13 @@ class _Tensors:
         self.left = dict(tensors)
 
     def take(self, name: str, dtype: torch.dtype, *shape: int | None) -> Tensor:
-        """A copy of a tensor; None stands for any length."""
-        found = self.left.pop(name, None)
-        if found is None or found.dtype != dtype or found.dim() != len(shape):
+        """Return a copy of a tensor; None stands for any length."""
+        tensor = self.left.pop(name, None)
+        if tensor is None or tensor.dtype != dtype or tensor.dim() != len(shape):
             raise StorageError(f"its tensor {name} is missing or of another kind")
-        if any(want is not None and want != got for want, got in zip(shape, found.shape, strict=True)):
-            raise StorageError(f"its tensor {name} has the shape {tuple(found.shape)}; expected {shape}")
-        return found.clone()
-
-
-def _setting_names(cls: type[Storable]) -> list[str]:
-    """The keyword arguments of a model's class and of its bases, but for those that the class settles itself."""
-    inits = [vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base)]
-    given = [p for init in inits for p in inspect.signature(init).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    return list(dict.fromkeys(p.name for p in given if p.name not in cls.settled))
-
-
-def identity(model: Storable) -> dict[str, Any]:
-    """What the unfitted model is, by name, as JSON: its settings and the roles of columns."""
-    kernels = getattr(model, "kernels", {})
-    known = {name: [repr(kernel), digest(kernel.state_dict())] for name, kernel in kernels.items()}
-    schema = {f"{f.name} of the schema": pack(getattr(model.schema, f.name), "schema") for f in fields(model.schema)}
-    return {"model": type(model).__name__, **_settings(model, without="kernels"), "kernels": known, **schema}
-
-
-def arguments(model: Storable) -> dict[str, Any]:
-    """The keyword arguments that make the unfitted model; of a GP prior, its formula."""
-    names = _setting_names(type(model))
-    return {name: getattr(model, "formula" if name == "prior" else name) for name in names}
-
-
-def _settings(model: Storable, without: str | None = None) -> dict[str, Any]:
-    """The same as JSON."""
-    values = {name: value for name, value in arguments(model).items() if name != without}
-    networks = values["networks"]
-    values["networks"] = {"kind": type(networks).__name__, **asdict(networks)}
-    return {name: pack(value, f"setting {name}") for name, value in values.items()}
-
-
-def _schema(document: Mapping[str, Any]) -> Schema:
-    schema = Schema(**_known(document, "schema", [field.name for field in fields(Schema)]))
-    if not all(isinstance(name, LABEL) for name in schema.columns):
-        raise StorageError("a column is named by something other than text or a number")
-    return schema
-
-
-def _unfitted(cls: type[M], schema: Schema, document: Mapping[str, Any]) -> M:
-    """The model before it was fitted."""
-    settings = _known(document, "settings", _setting_names(cls))
-    networks = _networks(settings.pop("networks"))
-    formula = settings.get("prior")
-    if formula is not None and not (FORMULA.fullmatch(formula) and formula.count("(") <= MAX_KERNELS):
-        raise StorageError(
-            f"its formula is no plain sum of products of kernels, has more than {MAX_KERNELS:,} of them, or names a "
-            "column with a backtick"
-        )
-    if not math.isfinite(settings.get("noise_floor", 1.0)):
-        raise StorageError("its noise_floor is not finite")
-    return cls(schema, networks=networks, **settings)
-
-
-def _networks(stored: dict[str, Any]) -> Dense | Conv:
-    architecture = NETWORKS[stored.pop("kind")]
-    flags = {name: stored.pop(name) for name in ("linear",) if type(stored.get(name)) is bool}
-    shape: dict[str, Any] = {name: tuple(_whole(n, 1) for n in widths) for name, widths in stored.items()}
-    if sum(map(len, shape.values())) > MAX_LAYERS:
-        raise StorageError(f"its networks have more than {MAX_LAYERS} layers")
-    return architecture(**shape, **flags)
-
-
-def _known(document: Mapping[str, Any], part: str, names: list[str]) -> dict[str, Any]:
-    """A part of the document whose names are known; what is not there has its default."""
-    if not isinstance(document[part], dict):
-        raise StorageError(f"its {part} cannot be read")
-    strange = [name for name in document[part] if name not in names]
-    if strange:
-        writer = written_by(document)
-        raise StorageError(
-            f"{strange[0]!r} in its {part} is unknown to lacova {__version__}; install lacova {writer}, which wrote it"
-        )
-    return {name: unpack(value) for name, value in document[part].items()}
+        if any(want is not None and want != got for want, got in zip(shape, tensor.shape, strict=True)):
+            raise StorageError(f"its tensor {name} has the shape {tuple(tensor.shape)}; expected {shape}")
+        return tensor.clone()
 
 
 def _encoder(schema: Schema, document: Mapping[str, Any], parts: _Tensors, normal: bool) -> TableEncoder:
@@ -245,36 +147,19 @@ def _encoder(schema: Schema, document: Mapping[str, Any], parts: _Tensors, norma
         allowed = [d for d, kind in enumerate(kinds) if kind in NORMAL]
         knots = knots_of_table(parts.take("encoder.knots", torch.float64, None, 4).numpy(), allowed)
     log = np.array([kind == "lognormal" for kind in kinds], dtype=bool)
-    measured = Scales(scales["y_shift"], scales["y_scale"], log, spread, knots)
-    return TableEncoder(schema, measured, scales["x_shift"], scales["x_scale"], levels)
+    y_scales = Scales(scales["y_shift"], scales["y_scale"], log, spread, knots)
+    return TableEncoder(schema, y_scales, scales["x_shift"], scales["x_scale"], levels)
 
 
 def _labels(values: Any) -> tuple[Any, ...]:
-    """Levels or instances, each a single value."""
+    """Return levels or instances, which must be single values."""
     if not isinstance(values, tuple) or not all(isinstance(v, LABEL) for v in values):
         raise StorageError("its labels are not all text, numbers, True, False or timestamps")
     return values
 
 
-def _whole(value: object, least: int) -> int:
-    if type(value) is not int or not least <= value < MAX_SIZE:
-        raise StorageError("one of its sizes is not a whole number in range")
-    return value
-
-
-def _sizes(vae: ConditionalVAE) -> dict[str, int]:
-    """What the training rows decided of the shape: components of the mixture, inducing inputs."""
-    sizes = {"mixture": 0, "inducing": 0}
-    for part in vae.modules():
-        if isinstance(part, Mixture):
-            sizes["mixture"] = len(part)
-        elif isinstance(part, InducingPoints):
-            sizes["inducing"] = part.shift.shape[1]
-    return sizes
-
-
 def _is_small(model: Storable, encoder: TableEncoder, document: Mapping[str, Any]) -> bool:
-    """Whether no tensor of the model can be large, by the products of the sizes that the file claims."""
+    """Return whether no tensor of the model can be large, by the products of the sizes that the file claims."""
     levels = [len(values) for values in encoder.levels.values()]
     wide, deep = len(encoder.schema.columns) + sum(levels), max(levels, default=1)  # features, levels of a column
     claims, sizes = [abs(n) for n in _numbers(document["settings"])], document["sizes"]
@@ -288,7 +173,7 @@ def _is_small(model: Storable, encoder: TableEncoder, document: Mapping[str, Any
 
 
 def _numbers(packed: Any) -> Iterator[float]:
-    """All of a document, however deep."""
+    """Yield all numbers of a document, however deep."""
     if isinstance(packed, dict | list):
         for part in packed.values() if isinstance(packed, dict) else packed:
             yield from _numbers(part)
@@ -299,7 +184,7 @@ def _numbers(packed: Any) -> Iterator[float]:
 def _read_into(build: Callable[[], ConditionalVAE], parts: _Tensors, small: bool) -> ConditionalVAE:
     """Build the networks and read their weights, whose shapes must be those of the file.
 
-    What may be large is built for real only once this is known of shapes found without memory. That loads torch's
+    What may be large is first built on the meta device, without memory, to check its shapes. That loads torch's
     compiler, which takes longer than all the rest.
     """
     with torch.random.fork_rng(devices=[]):
@@ -317,9 +202,9 @@ def _fill(kind: str, encoder: TableEncoder, parts: _Tensors) -> Fill:
     marginal = FactorisedPrior.blank(encoder.space)
     expected = marginal.state_dict()
     marginal.load_state_dict({k: parts.take(f"fill.{k}", v.dtype, *v.shape) for k, v in expected.items()})
-    if kind not in FITTED:
+    if kind not in FITTED_FILLS:
         return Fill(kind, encoder, marginal)
-    features = parts.take("fill.features", torch.float64, None, width(kind, encoder.space)).numpy()
+    features = parts.take("fill.features", torch.float64, None, feature_width(kind, encoder.space)).numpy()
     if np.isinf(features).any() or np.isnan(features).all(0).any():
         raise StorageError("its features have infinite values or an empty column")
     return Fill(kind, encoder, marginal, features)

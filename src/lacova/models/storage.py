@@ -1,4 +1,4 @@
-"""Loading a saved model. `archive` knows the file, `snapshot` what of a model is in it."""
+"""Loading a saved model. `data.io.archive` reads the file, `snapshot` turns its parts into a model."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ import os
 
 from lacova.data.io.archive import StorageError, read, written_by
 from lacova.models.base import Model, resolve_device
-from lacova.models.conditional import CVAE, GPPriorVAE
-from lacova.models.literature import GPPVAE, GPVAE, HIVAE, LVAE
+from lacova.models.migration import migrated
+from lacova.models.registry import models
 from lacova.models.snapshot import put_together
-from lacova.models.unconditional import MIWAE, VAE, NotMIWAE
 from lacova.training.checkpoint import KIND
-
-CLASSES: dict[str, type[Model]] = {
-    cls.__name__: cls for cls in (CVAE, GPPriorVAE, LVAE, GPPVAE, GPVAE, HIVAE, VAE, MIWAE, NotMIWAE)
-}
 
 
 def load(path: str | os.PathLike[str], device: str = "cpu") -> Model:
-    """A model as `model.save(path)` wrote it: it predicts the same, bit for bit on the same machine.
+    """Load a model as `model.save(path)` wrote it: it predicts the same, bit for bit on the same machine.
 
-    Nothing in the file is executed. A file that is damaged, foreign, tampered with or too new is a `StorageError`.
+    Nothing in the file is executed. A file that is damaged, foreign, tampered with or too new is a `StorageError`, and
+    so is one with a part that is not registered: import the module that registers it first.
 
     Args:
         path: the file.
@@ -31,11 +27,12 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> Model:
     if KIND in document:
         raise StorageError(f"{os.fspath(path)} is a checkpoint, of training that has not ended: go on with it in fit.")
     try:
-        model = put_together(document, tensors, CLASSES)
+        document, tensors = migrated(document, tensors)
+        model = put_together(document, tensors, models())
     except MemoryError:
         raise
-    except Exception as error:  # whatever it is that the content makes stumble, the content is at fault
-        reason = str(error)[:200] if isinstance(error, ValueError) else "its parts do not fit together"
+    except Exception as error:  # whatever part of the content it is that fails, the content is at fault
+        reason = str(error)[:300] if isinstance(error, ValueError) else "its parts do not fit together"
         reason = "".join(c if c.isprintable() else " " for c in reason).rstrip(". ")
         raise StorageError(f"{os.fspath(path)} cannot be loaded: {reason}.") from error
     model._written_by = written_by(document)

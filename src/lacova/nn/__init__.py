@@ -1,1 +1,5 @@
 """Linear algebra, the posterior of z as tensors, encoders and decoders."""
+
+from lacova.nn.networks import Conv, Dense, Networks
+
+__all__ = ["Conv", "Dense", "Networks"]

@@ -1,4 +1,4 @@
-"""Plots of tables with gaps and of fitted models, one function each; all take `ax=` and return the axes.
+"""Plots of tables with gaps and of fitted models. Every function takes `ax=` and returns the axes.
 
 Needs matplotlib, which is loaded with this module and not with `lacova` itself. See docs/plots.md.
 """

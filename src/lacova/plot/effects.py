@@ -1,4 +1,4 @@
-"""What each component of a GP prior does to a measurement."""
+"""The effect of a component of a GP prior on a measurement."""
 
 from __future__ import annotations
 
@@ -10,50 +10,50 @@ from matplotlib.axes import Axes
 
 from lacova.data.errors import DataError
 from lacova.models.base import Model
-from lacova.models.conditional import GPPriorVAE
+from lacova.models.gp_prior_vae import GPPriorVAE
 from lacova.plot.style import BLUE, COLOURS, DASHES, MARKERS, frequent, known_column, new_axes, table, tidy
 
-BINS, LEAST_ROWS, LINES = 20, 5, 6
+BINS, MIN_ROWS, MAX_LINES = 20, 5, 6  # of a line along a covariate; of levels
 
 
 def effects(
     model: Model, data: Any, component: str, measurement: str, *, by: str | None = None, draws: int = 100,
-    interval: float = 0.9, seed: int = 0, found: Any = None, ax: Axes | None = None,
+    interval: float = 0.9, seed: int = 0, computed: Any = None, ax: Axes | None = None,
 ) -> Axes:  # fmt: skip
-    """The effect of a component on a measurement, in its units, with a band: against a covariate, or by patient.
+    """Plot the effect of a component on a measurement, in its units, with a band: along a covariate, or by patient.
 
-    A component of shared covariates is averaged over rows with like values of its first continuous covariate, with a
-    line per level of a category in it, or of the six most frequent. A component that belongs to patients is drawn
-    patient by patient, by size.
+    A component of shared covariates is averaged over rows with similar values of its first continuous covariate, with
+    one line for each level of its category, or for the six most frequent. A component of patients is drawn patient by
+    patient, by size.
 
     Args:
         model: a fitted GPPriorVAE, or a model derived from it.
         data: rows with covariates and measurements.
         component: a term of `model.formula`, or "patient effect".
-        measurement: which one, or `<measurement>_p_<level>` of a category.
+        measurement: the measurement, or `<measurement>_p_<level>` for a level of a category.
         by: the covariate along the x axis; None for the component's own.
         draws: as in `GPPriorVAE.effects`.
-        interval: of the band.
-        seed: of the draws.
-        found: what `model.effects(data, ...)` returned, so that it is not computed again.
-        ax: where to draw; None for a new figure.
+        interval: the central interval that the band shows.
+        seed: the seed of the draws.
+        computed: the result of `model.effects(data, ...)`, to save computing it again.
+        ax: the axes to draw on; None for a new figure.
     """
     if not isinstance(model, GPPriorVAE):
         raise ValueError(f"effects are those of a GP prior, but this is a {type(model).__name__}.")
     schema = model.schema
     frame = table(data, schema)
-    rows = (model.effects(frame, draws=draws, interval=interval, seed=seed) if found is None else found).rows
+    rows = (model.effects(frame, draws=draws, interval=interval, seed=seed) if computed is None else computed).rows
     known_column(component, rows["component"].unique(), "component")
     known_column(measurement, rows["measurement"].unique(), "measurement")
-    own = rows[(rows["component"] == component) & (rows["measurement"] == measurement)]
-    if len(own) != len(frame):
+    effect = rows[(rows["component"] == component) & (rows["measurement"] == measurement)]
+    if len(effect) != len(frame):
         raise DataError(
-            f"found has {len(own)} rows of effects, data {len(frame)} rows; expected those of the same data."
+            f"computed has {len(effect)} rows of effects, data {len(frame)} rows; expected those of the same data."
         )
-    ends = own[["mean", "lower", "upper"]].reset_index(drop=True)
+    ends = effect[["mean", "lower", "upper"]].reset_index(drop=True)
     ax = new_axes(ax)
     title = None
-    of_patients, axis, group = parts(model, component)
+    of_patients, axis, group = covariates_of(model, component)
     if by is not None:
         known_column(by, schema.covariates, "covariate")
         of_patients, axis = False, by
@@ -61,8 +61,8 @@ def effects(
         _by_patient(ax, ends, frame[schema.instance], str(schema.instance))
     elif axis is not None and schema.covariates[axis] == "continuous":
         _along(ax, ends, frame[axis], None if group is None else frame[group], group)
-        if group is not None and (count := frame[group].nunique()) > LINES:
-            title = f"{LINES} of {count} levels, the most frequent"
+        if group is not None and (count := frame[group].nunique()) > MAX_LINES:
+            title = f"{MAX_LINES} of {count} levels, the most frequent"
         ax.set_xlabel(schema.label(axis))
     else:
         _by_level(ax, ends, frame[axis or group])
@@ -75,37 +75,44 @@ def effects(
     return ax
 
 
-def parts(model: GPPriorVAE, component: str) -> tuple[bool, str | None, str | None]:
-    """Whether a component belongs to patients, and its first continuous and first categorical covariate."""
+def covariates_of(model: GPPriorVAE, component: str) -> tuple[bool, str | None, str | None]:
+    """Return whether a component belongs to patients, and its first continuous and first categorical covariate."""
     schema = model.schema
-    one = next((each for each in model.components if each.formula(schema) == component), None)
-    if one is None:
-        return True, None, None  # the level of a patient
-    names = [*one.continuous, *(name for factor in one.factors for name in factor.columns), *one.categorical]
+    term = next((term for term in model.components if term.formula(schema) == component), None)
+    if term is None:
+        return True, None, None  # the patient effect
+    names = [*term.continuous, *(name for factor in term.factors for name in factor.columns), *term.categorical]
     continuous = [name for name in names if schema.covariates.get(name) == "continuous"]
     categories = [name for name in names if schema.covariates.get(name) == "categorical"]
-    return one.instance, next(iter(continuous), None), next(iter(categories), None)
+    return term.instance, next(iter(continuous), None), next(iter(categories), None)
 
 
 def binned(
-    ends: pd.DataFrame, along: Any, bins: int = BINS, least: int = LEAST_ROWS, owners: Any = None
+    ends: pd.DataFrame, along: Any, max_bins: int = BINS, min_size: int = MIN_ROWS, patients: Any = None
 ) -> pd.DataFrame:
-    """Means over rows with like values, equal ones together: at most so many groups, each of so many rows at least, or
-    of so many owners where these are given."""
+    """Average over groups of rows with similar values; rows with equal values are never separated.
+
+    Args:
+        ends: the columns to average.
+        along: the values to group by.
+        max_bins: the maximum number of groups.
+        min_size: the minimum number of rows in a group, or of patients.
+        patients: the patient of each row; None to count rows.
+    """
     order = np.argsort(along, kind="stable")
-    owners = np.arange(len(order)) if owners is None else owners
-    wanted = len(order) / bins
+    patients = np.arange(len(order)) if patients is None else patients
+    size = len(order) / max_bins
     groups: list[list[int]] = [[]]
     for before, row in zip([None, *order[:-1]], order, strict=True):
-        full = len(groups[-1]) >= wanted and along[before] != along[row]
-        if full and len(set(owners[groups[-1]])) >= least:
+        full = len(groups[-1]) >= size and along[before] != along[row]
+        if full and len(set(patients[groups[-1]])) >= min_size:
             groups.append([])
         groups[-1].append(int(row))
-    if len(groups) > 1 and len(set(owners[groups[-1]])) < least:
-        few = groups.pop()
-        groups[-1] += few
+    if len(groups) > 1 and len(set(patients[groups[-1]])) < min_size:
+        last = groups.pop()
+        groups[-1] += last
     return pd.DataFrame(
-        [{"at": float(along[part].mean()), **ends.iloc[part].mean().to_dict(), "n": len(part)} for part in groups]
+        [{"at": float(along[rows].mean()), **ends.iloc[rows].mean().to_dict(), "n": len(rows)} for rows in groups]
     )
 
 
@@ -113,7 +120,7 @@ def _along(
     ax: Axes, ends: pd.DataFrame, along: pd.Series[Any], groups: pd.Series[Any] | None, name: str | None
 ) -> None:
     at = along.to_numpy(float)
-    levels = [None] if groups is None else frequent(groups, LINES)
+    levels = [None] if groups is None else frequent(groups, MAX_LINES)
     for k, level in enumerate(levels):
         chosen = ~np.isnan(at) if groups is None else ~np.isnan(at) & (groups == level).to_numpy(bool, na_value=False)
         if not chosen.any():

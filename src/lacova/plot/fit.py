@@ -1,4 +1,4 @@
-"""How training went, and the latent space that it found."""
+"""Training curves and the latent space."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ TERMS = {
     "validation": "bound, validation rows",
     "reconstruction": "reconstruction",
     "kl_latent": "KL of z",
-    "kl_inducing": "KL of inducing values and slopes",
+    "kl_inducing": "KL of inducing values and coefficients",
     "kl_covariates": "KL of missing covariates",
-    "masked_log_prob": "recall of hidden covariates",
-    "validation_masked_log_prob": "recall, validation rows",
+    "masked_log_prob": "log probability of masked covariates",
+    "validation_masked_log_prob": "log probability of masked covariates, validation rows",
 }
-LEVELS = 8  # colours that can be told apart
+STYLES = 8  # combinations of colour, marker and dash that can be told apart
 
 
 def training(model: Model | pd.DataFrame, *, terms: Sequence[str] | None = None, ax: Axes | None = None) -> Axes:
-    """Training curves: each term of the bound against the epoch, per row.
+    """Plot each term of the bound against the epoch, per row.
 
-    The first epochs, in which everything is far off, may leave the picture at the bottom or the top.
+    The y axis fits the later epochs; curves may leave the picture in the first ones.
 
     Args:
         model: a fitted model, or its `training` table.
         terms: columns of that table; None for all.
-        ax: where to draw; None for a new figure.
+        ax: the axes to draw on; None for a new figure.
     """
     record = model if isinstance(model, pd.DataFrame) else model.training
     if record is None or len(record) == 0:
@@ -46,9 +46,9 @@ def training(model: Model | pd.DataFrame, *, terms: Sequence[str] | None = None,
     epoch = record["epoch"].to_numpy(float)
     every = max(1, len(epoch) // 8)
     for k, name in enumerate(names):
-        looks: dict[str, Any] = {"color": COLOURS[k % LEVELS], "linestyle": DASHES[k % LEVELS], "markersize": 4}
-        looks |= {"marker": MARKERS[k % LEVELS], "markevery": (k * every // len(names), every)}
-        ax.plot(epoch, record[name], label=TERMS.get(name, name), **looks)
+        style: dict[str, Any] = {"color": COLOURS[k % STYLES], "linestyle": DASHES[k % STYLES], "markersize": 4}
+        style |= {"marker": MARKERS[k % STYLES], "markevery": (k * every // len(names), every)}
+        ax.plot(epoch, record[name], label=TERMS.get(name, name), **style)
     settled = record[names].to_numpy(float)[len(epoch) // 10 :]
     low, high = np.nanmin(settled), np.nanmax(settled)
     room = 0.05 * (high - low) or 1.0
@@ -62,15 +62,15 @@ def training(model: Model | pd.DataFrame, *, terms: Sequence[str] | None = None,
 def latent(
     model: Model, data: Any, colour: str | None = None, *, dims: tuple[int, int] | None = None, ax: Axes | None = None
 ) -> Axes:
-    """The mean of q(z | y_o, x_o) of each row in two dimensions, coloured by a column.
+    """Plot the mean of q(z | y_o, x_o) of each row in two dimensions, coloured by a column.
 
     Args:
         model: a fitted model.
         data: rows with measurements and covariates.
-        colour: a column of `data`; rows where it is missing are crosses. None for one colour.
-        dims: two dimensions of z, counted from 1; None for the first two, or for the two principal directions where
-            there are more.
-        ax: where to draw; None for a new figure.
+        colour: a column of `data`; rows in which it is missing are crosses. None for one colour.
+        dims: two dimensions of z, counted from 1; None for the two principal directions, or for z itself if it has at
+            most two dimensions.
+        ax: the axes to draw on; None for a new figure.
     """
     frame = table(data, model.schema)
     if colour is not None:
@@ -88,7 +88,7 @@ def latent(
 
 
 def project(model: Model, frame: pd.DataFrame, dims: tuple[int, int] | None = None) -> tuple[Any, tuple[str, str]]:
-    """The latent means of rows in two dimensions (n×2), and what these are."""
+    """Return the latent means of the rows in two dimensions (N×2), and the names of these."""
     count = model.latent_dim
     z = model.embed(frame)[[f"z{k + 1}" for k in range(count)]].to_numpy(float)
     if dims is not None:
@@ -113,12 +113,12 @@ def _coloured(ax: Axes, points: Any, values: pd.Series[Any], model: Model, name:
     known = values.notna().to_numpy()
     schema, (x, y) = model.schema, points.T
     if name in schema.categories or not pd.api.types.is_numeric_dtype(values):
-        levels = frequent(values, LEVELS)
+        levels = frequent(values, STYLES)
         if not levels:
             raise DataError(f"column {name!r} has no value to colour by.")
         for k, level in enumerate(levels):
             at = known & (values == level).to_numpy(dtype=bool, na_value=False)
-            hollow = k % 2 == 1  # as every second level is, for readers without colours
+            hollow = k % 2 == 1  # every second level, to differ without colour
             ax.scatter(x[at], y[at], s=size, marker=MARKERS[k], label=str(level), edgecolors=COLOURS[k],
                        facecolors="none" if hollow else COLOURS[k], linewidths=0.7 if hollow else 0.0,
                        alpha=None if hollow else 0.7)  # fmt: skip
@@ -128,10 +128,10 @@ def _coloured(ax: Axes, points: Any, values: pd.Series[Any], model: Model, name:
     else:
         numbers = values[known].astype(float)
         low, high = numbers.quantile([0.02, 0.98]) if len(numbers) else (0.0, 1.0)
-        found = ax.scatter(x[known], y[known], s=size, c=numbers, cmap="cividis", alpha=0.85, linewidths=0, vmin=low,
+        cloud = ax.scatter(x[known], y[known], s=size, c=numbers, cmap="cividis", alpha=0.85, linewidths=0, vmin=low,
                            vmax=high)  # fmt: skip
         beyond = "both" if len(numbers) and (numbers.min() < low or numbers.max() > high) else "neither"
-        ax.figure.colorbar(found, ax=ax, label=schema.label(name), extend=beyond)
+        ax.figure.colorbar(cloud, ax=ax, label=schema.label(name), extend=beyond)
     if not known.all():
         ax.scatter(x[~known], y[~known], s=size, c=GREY, marker="x", linewidths=0.8, label="missing")
     if ax.get_legend_handles_labels()[0]:

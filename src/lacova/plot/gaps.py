@@ -9,28 +9,28 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patches import Patch
 
-from lacova.data.errors import DataError, meant
+from lacova.data.errors import DataError, hint
 from lacova.data.schema import Schema
 from lacova.plot.style import new_axes, table
 
-NAMED_COLUMNS, NAMED_PATIENTS, MOST_LINES = 60, 30, 400
+NAMED_COLUMNS, NAMED_PATIENTS, MAX_LINES = 60, 30, 400
 LIGHT, DARK = "#dfe9f2", "#1f2933"
 
 
 def gaps(data: Any, schema: Schema, *, ax: Axes | None = None) -> Axes:
-    """Gap pattern: one line per row, by patient and visit, one column per measurement and covariate; gaps are dark.
+    """Plot the pattern of gaps: one line per row, by patient and visit, and one column per column; gaps are dark.
 
-    Where there are more than 400 rows, neighbours share a line, and its shade is the share that is missing.
+    With more than 400 rows, neighbouring rows share a line, and its shade is the share that is missing.
 
     Args:
         data: a table of any library.
         schema: the roles of its columns.
-        ax: where to draw; None for a new figure.
+        ax: the axes to draw on; None for a new figure.
     """
     frame = table(data, schema)
     absent = [name for name in schema.columns if name not in frame]
     if absent:
-        raise DataError(f"the table has no column {absent[0]!r}.{meant(absent[:1], frame.columns)}")
+        raise DataError(f"the table has no column {absent[0]!r}.{hint(absent[:1], frame.columns)}")
     if frame.empty:
         raise DataError("the table has no rows; there is nothing to show.")
     order = [name for name in (schema.instance, schema.time) if name is not None]
@@ -41,7 +41,7 @@ def gaps(data: Any, schema: Schema, *, ax: Axes | None = None) -> Axes:
     height = min(8.0, max(2.6, 1.6 + 0.12 * len(frame)))
     ax = new_axes(ax, (min(12.0, max(4.0, 1.8 + 0.42 * min(len(names), NAMED_COLUMNS))), height))
     colours = LinearSegmentedColormap.from_list("gaps", [LIGHT, DARK])
-    lines = np.array_split(missing.astype(float), min(len(frame), MOST_LINES))
+    lines = np.array_split(missing.astype(float), min(len(frame), MAX_LINES))
     ax.imshow(np.stack([part.mean(0) for part in lines]), aspect="auto", cmap=colours, vmin=0, vmax=1,
               interpolation="nearest",
               extent=(0, len(names), len(frame), 0))  # fmt: skip
@@ -51,8 +51,8 @@ def gaps(data: Any, schema: Schema, *, ax: Axes | None = None) -> Axes:
     if schema.covariates:
         ax.axvline(cut, color="white", linewidth=4)
         ax.axvline(cut, color="black", linewidth=1)
-    _columns(ax, names, missing.mean(0), cut)
-    _rows(ax, frame, schema)
+    _label_columns(ax, names, missing.mean(0), cut)
+    _label_rows(ax, frame, schema)
     for start, end, word in ((0, cut, "measurements"), (cut, len(names), "covariates")):
         if end > start:
             ax.text((start + end) / 2, -0.01 * len(frame), word, ha="center", va="bottom", fontsize=9)
@@ -61,7 +61,7 @@ def gaps(data: Any, schema: Schema, *, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def _columns(ax: Axes, names: list[str], share: Any, cut: int) -> None:
+def _label_columns(ax: Axes, names: list[str], share: Any, cut: int) -> None:
     if len(names) > NAMED_COLUMNS:
         ax.set_xticks([])
         parts = [f"{cut} measurements, {share[:cut].mean():.0%} missing"]
@@ -73,7 +73,7 @@ def _columns(ax: Axes, names: list[str], share: Any, cut: int) -> None:
     ax.set_xlabel("column, and share of it that is missing")
 
 
-def _rows(ax: Axes, frame: Any, schema: Schema) -> None:
+def _label_rows(ax: Axes, frame: Any, schema: Schema) -> None:
     if schema.instance is None:
         ax.set_ylabel("row")
         return

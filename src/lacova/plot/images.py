@@ -1,4 +1,4 @@
-"""Images with missing pixels, beside what a model makes of them."""
+"""Images with missing pixels, and their imputations."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from matplotlib.colors import LinearSegmentedColormap, ListedColormap
 from lacova.plot.style import new_axes
 
 Floats = npt.NDArray[np.float64]
-# Missing pixels are lighter than the brightest of the others, so that they can be told apart in greyscale too.
+# Missing pixels are lighter than all others, so that they can be told apart in greyscale too.
 GREYS = LinearSegmentedColormap.from_list("greys", ["black", "#b0b0b0"])
 MISSING = ListedColormap(["#ffd3a3"])
 
 
 def images(rows: Mapping[str, Any], shape: tuple[int, int], *, most: int = 8, ax: Axes | None = None) -> Axes:
-    """A grid with a line per kind of image, such as true, masked and imputed; missing pixels are light orange.
+    """Plot a grid with a line per kind of image, such as true, masked and imputed; missing pixels are light orange.
 
     Args:
         rows: by the name of the line, a table or array with an image per row and a pixel per column.
         shape: height and width of the images.
-        most: images in a line.
-        ax: where to draw; None for a new figure.
+        most: the maximum number of images in a line.
+        ax: the axes to draw on; None for a new figure.
     """
     if not rows:
         raise ValueError("rows is empty; expected arrays of images by name, such as {'true': ..., 'imputed': ...}.")
@@ -42,11 +42,11 @@ def images(rows: Mapping[str, Any], shape: tuple[int, int], *, most: int = 8, ax
     ax = new_axes(ax, (0.8 + 0.95 * count, 0.3 + 0.95 * len(lines) * height / width))
     known = np.concatenate([values.ravel() for values in lines.values()])
     extent = (0, mosaic.shape[1], mosaic.shape[0], 0)
-    place: dict[str, Any] = {"extent": extent, "interpolation": "nearest"}
-    ax.imshow(np.ma.masked_invalid(mosaic), cmap=GREYS, vmin=np.nanmin(known), vmax=np.nanmax(known), **place)
+    placement: dict[str, Any] = {"extent": extent, "interpolation": "nearest"}
+    ax.imshow(np.ma.masked_invalid(mosaic), cmap=GREYS, vmin=np.nanmin(known), vmax=np.nanmax(known), **placement)
     holes = np.ma.masked_where(~np.isnan(mosaic), np.ones(mosaic.shape))
     if holes.count():
-        ax.imshow(holes, cmap=MISSING, **place)
+        ax.imshow(holes, cmap=MISSING, **placement)
     ax.set(xlim=extent[:2], ylim=extent[2:], xticks=[], aspect="equal")
     ax.set_yticks([(k + 0.5) * (height + 1) for k in range(len(lines))], list(lines))
     ax.tick_params(axis="y", length=0)
@@ -55,7 +55,7 @@ def images(rows: Mapping[str, Any], shape: tuple[int, int], *, most: int = 8, ax
 
 
 def _tiled(lines: Mapping[str, Floats], height: int, width: int) -> Floats:
-    """Images side by side with a pixel between them, which is infinite; missing pixels are not numbers."""
+    """Put images side by side; the pixels between them are infinite, missing pixels are NaN."""
     count = len(next(iter(lines.values())))
     mosaic = np.full((len(lines) * (height + 1) - 1, count * (width + 1) - 1), np.inf)
     for k, values in enumerate(lines.values()):

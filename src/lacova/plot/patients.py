@@ -1,4 +1,4 @@
-"""One patient's measurements along time: what was observed, imputed and foreseen."""
+"""One patient's measurements over time: observed, imputed and forecast."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ def trajectory(
     model: Model, data: Any, patient: Any, measurement: str, *, interval: float = 0.9, truth: Any = None, seed: int = 0,
     ax: Axes | None = None,
 ) -> Axes:  # fmt: skip
-    """One patient's values of a measurement: observed as dots, imputed as squares with their interval.
+    """Plot one patient's values of a measurement: observed as dots, imputed as squares with their interval.
 
     Args:
         model: a fitted model with an instance column.
-        data: rows with measurements and covariates, of this patient and perhaps others.
+        data: rows with measurements and covariates; those of other patients are ignored.
         patient: the label of the patient.
-        measurement: which one; a number.
+        measurement: the measurement, a number.
         interval: the central interval of imputed values.
-        truth: the same rows without gaps, where they are known; true values of the gaps are then crosses.
-        seed: of the draws.
-        ax: where to draw; None for a new figure.
+        truth: the same rows without gaps, if known, to show the true values as crosses.
+        seed: the seed of the draws.
+        ax: the axes to draw on; None for a new figure.
     """
     schema = model.schema
-    _a_number(model, measurement)
+    _require_number(model, measurement)
     frame = table(data, schema)
     rows = patient_rows(frame, schema, patient)
     known = None if truth is None else without_gaps(truth, frame, schema)
-    done = model.impute(rows, interval=interval, seed=seed)
-    at, label = times(done, schema)
-    order = np.argsort(at, kind="stable")  # of imputed times too
-    at, rows, done = np.asarray(at, float)[order], rows.iloc[order], done.iloc[order]
+    imputed = model.impute(rows, interval=interval, seed=seed)
+    at, label = times(imputed, schema)
+    order = np.argsort(at, kind="stable")  # imputed times may be out of order
+    at, rows, imputed = np.asarray(at, float)[order], rows.iloc[order], imputed.iloc[order]
     gap = rows[measurement].isna().to_numpy()
-    mean, low, high = (done[f"{measurement}{end}"].to_numpy(float) for end in ("", "_lower", "_upper"))
+    mean, low, high = (imputed[f"{measurement}{end}"].to_numpy(float) for end in ("", "_lower", "_upper"))
     ax = new_axes(ax)
     ax.plot(at, mean, color="#999999", linewidth=1, zorder=1)
     ax.plot(at[~gap], mean[~gap], "o", color=BLUE, markersize=6, label="observed")
@@ -63,62 +63,67 @@ def trajectory(
 
 def forecast(
     model: Model, history: Any, patient: Any, measurement: str, future: Any, *,
-    levels: Sequence[float] = (0.5, 0.8, 0.95), draws: int = 400, seed: int = 0, ax: Axes | None = None,
+    intervals: Sequence[float] = (0.5, 0.8, 0.95), draws: int = 400, seed: int = 0, ax: Axes | None = None,
 ) -> Axes:  # fmt: skip
-    """A patient's history of a measurement and a fan of central intervals for what is to come.
+    """Plot a patient's history of a measurement and a fan of central intervals for future visits.
 
     Args:
         model: a fitted model with an instance and a time column.
-        history: visits with measurements, of this patient and perhaps others.
+        history: visits with measurements; those of other patients are ignored.
         patient: the label of the patient.
-        measurement: which one; a number.
-        future: rows of covariates to predict, with the patient's label; or times, at which all other covariates are as
-            at the last visit.
-        levels: of the intervals.
-        draws: of each future row.
-        seed: of the draws.
-        ax: where to draw; None for a new figure.
+        measurement: the measurement, a number.
+        future: rows of covariates to predict, with the patient's label; or times, at which all other covariates keep
+            their values at the last visit.
+        intervals: the central intervals to show.
+        draws: the number of draws of each future row.
+        seed: the seed of the draws.
+        ax: the axes to draw on; None for a new figure.
     """
     schema = model.schema
-    _a_number(model, measurement)
+    _require_number(model, measurement)
     if schema.time is None:
         raise DataError("a forecast needs a time column: give Schema(time=...).")
-    if not levels or not all(0.0 < level < 1.0 for level in levels):
-        raise ValueError(f"levels is {levels!r}; expected numbers between 0 and 1, such as (0.5, 0.9).")
+    if not intervals or not all(0.0 < interval < 1.0 for interval in intervals):
+        raise ValueError(f"intervals is {intervals!r}; expected numbers between 0 and 1, such as (0.5, 0.9).")
     past = patient_rows(table(history, schema), schema, patient)
-    ahead = later(past, model, future) if _are_times(future) else patient_rows(table(future, schema), schema, patient)
+    ahead = (
+        later_visits(past, model, future)
+        if _are_times(future)
+        else patient_rows(table(future, schema), schema, patient)
+    )
     at = ahead[schema.time].to_numpy(float)
     if np.isnan(at).any():
         raise DataError(f"the time {schema.time!r} of the rows to predict has gaps; fill it in to draw them.")
     drawn = model.sample(ahead, past, draws=draws, seed=seed)[measurement].to_numpy(float).reshape(draws, len(ahead))
     ax = new_axes(ax)
-    for k, level in enumerate(sorted(levels, reverse=True)):
-        low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0, method="weibull")
-        ax.fill_between(at, low, high, color=ORANGE, alpha=0.18 + 0.14 * k, linewidth=0, label=f"{level:.0%} interval")
+    for k, interval in enumerate(sorted(intervals, reverse=True)):
+        low, high = np.quantile(drawn, [(1 - interval) / 2, (1 + interval) / 2], axis=0, method="weibull")
+        label = f"{interval:.0%} interval"
+        ax.fill_between(at, low, high, color=ORANGE, alpha=0.18 + 0.14 * k, linewidth=0, label=label)
         ax.plot(at, np.stack([low, high], 1), color=ORANGE, linewidth=0.8, linestyle=("-", "--", ":")[k % 3])
     ax.plot(at, drawn.mean(0), color="black", linestyle="--", marker="s", markersize=4, markerfacecolor="white",
             label="mean of the forecast")  # fmt: skip
-    seen = past[past[measurement].notna() & past[schema.time].notna()]
-    ax.plot(seen[schema.time], seen[measurement], "o-", color=BLUE, linewidth=1, label="history")
+    observed = past[past[measurement].notna() & past[schema.time].notna()]
+    ax.plot(observed[schema.time], observed[measurement], "o-", color=BLUE, linewidth=1, label="history")
     ax.set(xlabel=schema.label(schema.time), ylabel=schema.label(measurement), title=f"{schema.instance} {patient}")
     ax.legend(frameon=False, fontsize=8)
     tidy(ax)
     return ax
 
 
-def later(past: pd.DataFrame, model: Model, moments: Any) -> pd.DataFrame:
-    """Rows at later times with the covariates of the last visit whose time is known."""
+def later_visits(past: pd.DataFrame, model: Model, times: Any) -> pd.DataFrame:
+    """Return rows at later times with the covariates of the last visit whose time is known."""
     time = str(model.schema.time)
     last = past.sort_values(time, kind="stable", na_position="first").tail(1)[list(model.schema.columns)]
-    ahead = last.loc[last.index.repeat(len(moments))].reset_index(drop=True)
-    return ahead.assign(**{time: np.asarray(moments, float)})
+    ahead = last.loc[last.index.repeat(len(times))].reset_index(drop=True)
+    return ahead.assign(**{time: np.asarray(times, float)})
 
 
 def _are_times(future: Any) -> bool:
     return isinstance(future, Sequence | np.ndarray | range) and not isinstance(future, str)
 
 
-def _a_number(model: Model, name: str) -> None:
+def _require_number(model: Model, name: str) -> None:
     known_column(name, model.schema.measurements, "measurement")
     if name in model.schema.categories:
         raise DataError(f"measurement {name!r} is a category; this plot is of numbers. Use impute(probabilities=True).")

@@ -1,1 +1,1 @@
-"""p(z | x): standard normal, conditional, mixture, temporal, Gaussian process."""
+"""Latent priors p(z | x): standard normal, conditional normal, mixture, temporal, Gaussian process."""

@@ -1,4 +1,4 @@
-"""A Gaussian mixture as prior of z: the latent prior of HIVAE."""
+"""A mixture of normals as the prior of z: the latent prior of HIVAE."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from lacova.data.batches import Batch
 from lacova.data.distributions import FactorisedDistribution
 from lacova.nn.latents import Latents
 from lacova.nn.linalg import gaussian_kl, log_normal
-from lacova.priors.base import LatentPrior, PriorTerms
-from lacova.priors.gp.posterior import History
+from lacova.priors.base import History, LatentPrior, PriorTerms
 
 
 class MixtureNormal(LatentPrior):
-    """p(z) = 1/C Σ_s N(z; μ_s, I), the means learnt; a shift that they have in common is taken out of them.
+    """p(z) = 1/C Σ_s N(z; μ_s, I) with learnt means, which are centred at zero.
 
-    With q(z) normal, q(s) is summed over and at its optimum, q(s) ∝ exp(−KL[q(z) ‖ N(μ_s, I)]): no network for it,
-    no sampling of s, and a bound that no other q(s) beats,
+    With q(z) normal, q(s) is summed out at its optimum, q(s) ∝ exp(−KL[q(z) ‖ N(μ_s, I)]). This needs no network for
+    q(s) and no sampling of s, and no other q(s) gives a lower bound:
 
         KL[q(z) ‖ p(z)] ≤ E_q(s) KL[q(z) ‖ p(z | s)] + KL[q(s) ‖ p(s)] = −log 1/C Σ_s exp(−KL[q(z) ‖ N(μ_s, I)]).
 
-    With C = 1 it is N(0, I).
+    With C = 1 the prior is N(0, I).
+
+    Args:
+        latent_dim: L.
+        components: C.
     """
 
     def __init__(self, latent_dim: int, components: int) -> None:
@@ -36,11 +39,11 @@ class MixtureNormal(LatentPrior):
         """μ (C×L)."""
         return self.raw_means - self.raw_means.mean(0)
 
-    def kl(self, scenarios: Scenarios, batch: Batch, q: Latents, distribution: FactorisedDistribution) -> PriorTerms:
+    def kl(self, scenarios: Scenarios, batch: Batch, q: Latents, q_x: FactorisedDistribution) -> PriorTerms:
         mean, var = q.mean[:, None], q.var[:, None]
-        each = gaussian_kl(mean, var, self.means, torch.ones_like(var)).sum(-1)  # N̂×C
-        row = math.log(len(self.raw_means)) - torch.logsumexp(-each, dim=1)
-        total = row.sum() if batch.real is None else (row * batch.real).sum()
+        component_kl = gaussian_kl(mean, var, self.means, torch.ones_like(var)).sum(-1)  # N̂×C
+        kl = math.log(len(self.raw_means)) - torch.logsumexp(-component_kl, dim=1)  # N̂
+        total = kl.sum() if batch.real is None else (kl * batch.real).sum()
         return PriorTerms(batch.scale * total, q.mean.new_zeros(()))
 
     def predict(self, x: Tensor, group: Tensor, history: History | None = None) -> tuple[Tensor, Tensor]:
@@ -52,10 +55,10 @@ class MixtureNormal(LatentPrior):
         self, x: Tensor, group: Tensor, generator: torch.Generator, history: History | None = None, times: int = 1
     ) -> Tensor:
         means = self.means
-        drawn = torch.randint(len(means), (times * len(x),), generator=generator, device=x.device)
-        noise = torch.randn(len(drawn), means.shape[1], generator=generator, device=x.device, dtype=x.dtype)
-        return means[drawn].to(x.dtype) + noise
+        component = torch.randint(len(means), (times * len(x),), generator=generator, device=x.device)
+        eps = torch.randn(len(component), means.shape[1], generator=generator, device=x.device, dtype=x.dtype)
+        return means[component].to(x.dtype) + eps
 
     def log_density(self, z: Tensor, x: Tensor) -> Tensor:
-        each = log_normal(z[:, None], self.means, z.new_ones(()))
-        return torch.logsumexp(each, dim=1) - math.log(len(self.raw_means))
+        component_density = log_normal(z[:, None], self.means, z.new_ones(()))  # K×C
+        return torch.logsumexp(component_density, dim=1) - math.log(len(self.raw_means))

@@ -1,4 +1,4 @@
-"""A fitted model as one page to look at: self-contained HTML, without network. See docs/report.md."""
+"""A report on a fitted model: one self-contained HTML file that needs no network. See docs/report.md."""
 
 from __future__ import annotations
 
@@ -15,17 +15,21 @@ import torch
 
 from lacova import __version__
 from lacova.analysis.recovery import recover
-from lacova.data.errors import DataError, meant
+from lacova.data.errors import DataError, hint
 from lacova.data.io.atomic import replacing
 from lacova.data.io.dataframes import to_pandas
 from lacova.models.base import Model
-from lacova.models.inference import whole
-from lacova.models.snapshot import arguments
+from lacova.models.checks import in_memory
+from lacova.models.settings import arguments
 from lacova.plot.style import without_gaps
 from lacova.report import facts, page
+from lacova.report.covariates import missing_covariates
+from lacova.report.effects import component_effects
+from lacova.report.latent import latent_space
+from lacova.report.patients import trajectories
 from lacova.report.warnings import warnings
 
-CHECKED_ROWS, CHECKED_CELLS = 2000, 60_000  # rows and entries of which some are hidden
+CHECKED_ROWS, CHECKED_ENTRIES = 2000, 60_000  # maximum sizes of the table of which a share is hidden
 
 
 def write(
@@ -33,34 +37,35 @@ def write(
     patients: bool = True, share: float = 0.1, draws: int = 100, seed: int = 0, images: tuple[int, int] | None = None,
     truth: Any = None, command: str | None = None,
 ) -> Path:  # fmt: skip
-    """Write a report about a fitted model and, if there are any, about data it is asked about.
+    """Write a report on a fitted model and, if given, on data.
 
     Args:
         model: a fitted model.
         data: rows with measurements and covariates, usually those it was fitted to; None to describe the model alone.
-        out: the HTML file, written whole or not at all.
-        held_out: rows that were not in training, on which the quality of imputation is then measured.
+        out: the HTML file, written completely or not at all.
+        held_out: rows that were not in training, to measure the quality of imputation on instead of `data`.
         patients: False to leave out everything that belongs to single patients: labels, values, trajectories.
-        share: of the observed entries that is hidden to measure how well they are imputed.
-        draws: behind every figure.
-        seed: of everything that is random.
-        images: height and width, where a row's measurements are the pixels of an image: shows some of them.
-        truth: the rows of `data` without gaps, where they are known, for the images.
-        command: how the report was made, to be shown in it.
+        share: the share of observed entries to hide, to measure how well they are imputed.
+        draws: the number of draws behind every figure.
+        seed: the seed of all random numbers.
+        images: height and width, if a row's measurements are the pixels of an image, to show some of them.
+        truth: the rows of `data` without gaps, if known, for the images.
+        command: the command that writes the report, to show in it.
 
     Returns:
         the path of the file.
     """
     model._fitted()
     schema = model.schema
-    wish = facts.Wish(draws, seed, patients)
-    content: dict[str, Any] = {"title": f"lacova report: {type(model).__name__}", "model": model, "wish": wish}
+    options = facts.ReportOptions(draws, seed, patients)
+    content: dict[str, Any] = {"title": f"lacova report: {type(model).__name__}", "model": model, "options": options}
     content["training"] = facts.training(model)
     frame = None if data is None else _table(data, model, "data")
-    if frame is not None and (count := facts.owners(frame, schema).nunique()) < wish.least:
+    if frame is not None and (count := facts.unit_labels(frame, schema).nunique()) < options.min_patients:
         raise DataError(
             f"the data have {count} patient(s), or rows where no column names the patient; in a report without single "
-            f"patients every figure rests on {wish.least} at least. Give more rows, or describe the model alone."
+            f"patients every figure rests on {options.min_patients} at least. Give more rows, or describe the model "
+            "alone."
         )
     tested = frame if held_out is None else _table(held_out, model, "held_out")
     recovery = None
@@ -70,20 +75,21 @@ def write(
         shown = facts.shown_measurements(tested, schema)
         units = _checked_units(tested, model)
         recovery = recover(model, facts.sample_units(tested, schema, units, seed), share=share, seed=seed, draws=draws)
-        content["calibration"] = facts.calibration(recovery, shown, wish)
+        content["calibration"] = facts.calibration(recovery, shown, options)
     if frame is not None:
         content |= {
-            "columns": facts.columns(frame, schema, wish), "size": facts.visits_of(frame, schema),
-            "gaps": facts.gap_map(frame, schema, wish), "patients": facts.patients(model, frame, shown, wish),
-            "covariates": facts.covariates(model, frame, wish), "effects": facts.effects(model, frame, shown, wish),
-            "latent": facts.latent(model, frame, shown, wish),
+            "columns": facts.columns(frame, schema, options), "size": facts.describe_size(frame, schema),
+            "gaps": facts.gap_map(frame, schema, options), "patients": trajectories(model, frame, shown, options),
+            "covariates": missing_covariates(model, frame, options),
+            "effects": component_effects(model, frame, shown, options),
+            "latent": latent_space(model, frame, shown, options),
         }  # fmt: skip
         if images is not None and patients:
             known = None if truth is None else without_gaps(_table(truth, model, "truth"), frame, schema)
             content["images"] = _images(model, frame, known, images)
     content["recovery"] = recovery
-    content["warnings"] = warnings(model, frame, content["columns"], recovery, wish.least)
-    content["reproduce"] = _reproduce(model, wish, share, command)
+    content["warnings"] = warnings(model, frame, content["columns"], recovery, options.min_patients)
+    content["reproduce"] = _reproduce(model, options, share, command)
     path = Path(out)
     try:
         with replacing(path) as temporary:
@@ -94,25 +100,25 @@ def write(
 
 
 def _table(data: Any, model: Model, what: str) -> pd.DataFrame:
-    frame, _ = to_pandas(whole(data, "report"), model.schema.columns)
+    frame, _ = to_pandas(in_memory(data, "report"), model.schema.columns)
     absent = [name for name in model.schema.columns if name not in frame]
     if absent:
-        raise DataError(f"{what} has no column {absent[0]!r}, which the model needs.{meant(absent[:1], frame.columns)}")
+        raise DataError(f"{what} has no column {absent[0]!r}, which the model needs.{hint(absent[:1], frame.columns)}")
     if frame.empty:
         raise DataError(f"{what} has no rows.")
     return frame[list(model.schema.columns)].reset_index(drop=True)
 
 
 def _checked_units(frame: pd.DataFrame, model: Model) -> int:
-    """As many patients, or rows, as make up the rows and entries that are checked."""
-    rows = min(CHECKED_ROWS, max(50, CHECKED_CELLS // len(model.schema.columns)))
+    """Return the number of patients, or rows, that make up the rows and entries to check."""
+    rows = min(CHECKED_ROWS, max(50, CHECKED_ENTRIES // len(model.schema.columns)))
     if model.schema.instance is None:
         return rows
     return max(10, round(rows * frame[model.schema.instance].nunique() / len(frame)))
 
 
 def _images(model: Model, frame: pd.DataFrame, truth: pd.DataFrame | None, shape: tuple[int, int]) -> bytes:
-    """A picture of some images as they are, with their gaps, and imputed."""
+    """Draw some images: the true ones if known, with their gaps, and imputed."""
     import io
 
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -121,12 +127,12 @@ def _images(model: Model, frame: pd.DataFrame, truth: pd.DataFrame | None, shape
     from lacova.plot.images import images
 
     pixels = list(model.schema.measurements)
-    some = frame[frame[pixels].isna().any(axis=1)].head(8)
-    some = frame.head(8) if some.empty else some
-    lines = {} if truth is None else {"true": truth.loc[some.index, pixels]}
-    lines |= {"masked": some[pixels], "imputed": model.impute(some)[pixels]}
+    shown = frame[frame[pixels].isna().any(axis=1)].head(8)
+    shown = frame.head(8) if shown.empty else shown
+    lines = {} if truth is None else {"true": truth.loc[shown.index, pixels]}
+    lines |= {"masked": shown[pixels], "imputed": model.impute(shown)[pixels]}
     figure = Figure(
-        figsize=(0.8 + 1.05 * len(some), 0.2 + 1.05 * len(lines) * shape[0] / shape[1]), layout="constrained"
+        figsize=(0.8 + 1.05 * len(shown), 0.2 + 1.05 * len(lines) * shape[0] / shape[1]), layout="constrained"
     )
     FigureCanvasAgg(figure)
     images(lines, shape, ax=figure.add_subplot())
@@ -135,23 +141,25 @@ def _images(model: Model, frame: pd.DataFrame, truth: pd.DataFrame | None, shape
     return file.getvalue()
 
 
-def _reproduce(model: Model, wish: facts.Wish, share: float, command: str | None) -> Mapping[str, str]:
-    options = {k: v for k, v in asdict(model._options).items() if v is not None}
+def _reproduce(model: Model, options: facts.ReportOptions, share: float, command: str | None) -> Mapping[str, str]:
+    """Return what is needed to reproduce the report and the model, by name."""
+    training = {k: v for k, v in asdict(model._options).items() if v is not None}
     rows = "train, validation" if model.training is not None and "validation" in model.training else "train"
-    file = "" if model._written_by is None else (
+    origin = "" if model._written_by is None else (
         f"lacova {model._written_by}; the versions of other packages at training are not stored in it"
     )  # fmt: skip
     return {
         "command": command
-        or f"lacova.report.write(model, data, share={share:g}, draws={wish.draws}, seed={wish.seed})",
-        "seed of the report": str(wish.seed),
-        "seed of training": str(options["seed"]),
-        "training": f"{type(model).__name__}(schema, {_call(arguments(model))}).fit({rows}, {_call(options)})",
-        **({"model file written by": file} if file else {}),
+        or f"lacova.report.write(model, data, share={share:g}, draws={options.draws}, seed={options.seed})",
+        "seed of the report": str(options.seed),
+        "seed of training": str(training["seed"]),
+        "training": f"{type(model).__name__}(schema, {_call(arguments(model))}).fit({rows}, {_call(training)})",
+        **({"model file written by": origin} if origin else {}),
         "versions that wrote this report": f"lacova {__version__}, Python {platform.python_version()}, "
         f"torch {torch.__version__}, numpy {np.__version__}, pandas {pd.__version__}",
     }
 
 
 def _call(values: Mapping[str, Any]) -> str:
+    """Write arguments as in a call."""
     return ", ".join(f"{name}={value!r}" for name, value in values.items() if value is not None and value != {})

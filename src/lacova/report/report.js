@@ -1,6 +1,6 @@
 "use strict";
-// Draws the pictures of the report from the facts embedded in the page. All text goes through textContent or attributes
-// that are no links and no handlers: nothing from the data becomes markup.
+// Draws the pictures of the report from the facts embedded in the page. All text goes through textContent, or through
+// attributes that are neither links nor handlers: nothing from the data becomes markup.
 (() => {
   const facts = JSON.parse(document.getElementById("facts").textContent);
   const SVG = "http://www.w3.org/2000/svg";
@@ -40,9 +40,9 @@
   const ticks = (low, high, count) => {
     const raw = (high - low) / count, power = 10 ** Math.floor(Math.log10(raw));
     const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= raw);
-    const found = [];
-    for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k += 1) found.push(Number((k * step).toPrecision(10)));
-    return found;
+    const values = [];
+    for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k += 1) values.push(Number((k * step).toPrecision(10)));
+    return values;
   };
   const range = (values, room = 0.05) => {
     let low = Infinity, high = -Infinity;
@@ -219,7 +219,7 @@
           make("text", { x: wide - 4, y: 12, "text-anchor": "end", class: "soft" }, svg, "covariates");
           make("line", { x1: left + cut * cell, x2: left + cut * cell, y1: 4, y2: tall - bottom, stroke: "var(--c1)", "stroke-width": 2 }, svg);
         }
-        element("p", box, "Strong marks are gaps; where rows share a line, the shade is the share that is missing.");
+        element("p", box, "Dark marks are gaps; if rows share a line, the shade is the share that is missing.");
       };
     },
     calibration(chart, canvas, data) {
@@ -229,16 +229,16 @@
         const grid = Array.from({ length: 41 }, (_, k) => k / 40);
         const chance = grid.map((p) => 1.96 * Math.sqrt((p * (1 - p)) / c.n));
         const specs = [{
-          title: "Coverage against nominal level",
+          title: "Coverage against nominal coverage",
           alt: `Calibration of ${c.name}: ${data.nominal.map((p, i) => `${Math.round(100 * p)}% intervals hold ${Math.round(100 * c.coverage[i])}%`).join(", ")}`,
-          x: { label: "nominal level", range: [0, 1] }, y: { label: "share of hidden values inside", range: [0, 1] },
+          x: { label: "nominal coverage", range: [0, 1] }, y: { label: "share of hidden values inside", range: [0, 1] },
           layers: [
-            { type: "band", x: grid, lower: grid.map((p, i) => p - chance[i]), upper: grid.map((p, i) => p + chance[i]), colour: 6, opacity: 0.12, name: "by chance, if all is right" },
+            { type: "band", x: grid, lower: grid.map((p, i) => p - chance[i]), upper: grid.map((p, i) => p + chance[i]), colour: 6, opacity: 0.12, name: "by chance, if calibrated" },
             { type: "line", x: [0, 1], y: [0, 1], grey: true, width: 1 },
             { type: "line", x: data.nominal, y: c.coverage, colour: 0, name: c.name },
-            { type: "points", x: data.nominal, y: c.coverage, colour: 0, tips: data.nominal.map((p, i) => `nominal ${Math.round(100 * p)}%, found ${Math.round(1000 * c.coverage[i]) / 10}%`) },
+            { type: "points", x: data.nominal, y: c.coverage, colour: 0, tips: data.nominal.map((p, i) => `nominal ${Math.round(100 * p)}%, actual ${Math.round(1000 * c.coverage[i]) / 10}%`) },
           ],
-          table: { head: ["nominal", "found"], lines: columns([data.nominal, c.coverage]) },
+          table: { head: ["nominal", "actual"], lines: columns([data.nominal, c.coverage]) },
         }];
         const expected = c.n / 10, spread = 1.96 * Math.sqrt(expected * 0.9);
         specs.push({
@@ -247,7 +247,7 @@
           x: { label: "share of draws below the true value", range: [0, 1] }, y: { label: "hidden values", range: [0, Math.max(...c.pit, expected + spread) * 1.1] },
           layers: [
             { type: "bars", x: c.pit.map((_, k) => k / 10), y: c.pit, width: 0.1, colour: 0, tips: c.pit.map((v, k) => `${k / 10} to ${(k + 1) / 10}: ${v}`) },
-            { type: "band", x: [0, 1], lower: [expected - spread, expected - spread], upper: [expected + spread, expected + spread], colour: 6, opacity: 0.15, name: "by chance, if all is right" },
+            { type: "band", x: [0, 1], lower: [expected - spread, expected - spread], upper: [expected + spread, expected + spread], colour: 6, opacity: 0.15, name: "by chance, if calibrated" },
           ],
           table: { head: ["from", "count"], lines: c.pit.map((v, k) => [k / 10, v]) },
         });
@@ -303,15 +303,15 @@
         const y = { names, range: [names.length - 0.5, -0.5], label: "" };
         if (c.kind === "continuous") {
           const part = (key, i) => c.gaps.map((g) => g[key][i]);
-          const laws = [["prior", "before: prior", 6, 3, "bar", -0.17], ["posterior", "after: posterior", 0, 0, "circle", 0.17]];
+          const distributions = [["prior", "before: prior", 6, 3, "bar", -0.17], ["posterior", "after: posterior", 0, 0, "circle", 0.17]];
           panels(canvas, {
             height: tall, left, alt: `${c.name}: prior and posterior means and 90% intervals of ${names.length} gaps`,
             x: { label: c.label, range: range(["prior", "posterior"].flatMap((k) => [...part(k, 0), ...part(k, 1)])) }, y,
-            layers: laws.map(([key, name, k, dash, shape, shift]) => ({
+            layers: distributions.map(([key, name, k, dash, shape, shift]) => ({
               type: "points", across: true, x: part(key, 2), y: rows.map((r) => r + shift), lower: part(key, 0), upper: part(key, 1), colour: k, dash, shape, thick: 2, name: `${name}, 90% interval`,
               tips: c.gaps.map((g) => `${g.who}, ${name}: ${show(g[key][2])} (${show(g[key][0])} to ${show(g[key][1])})`),
             })),
-            table: { head: ["whose", "before", "after"], lines: c.gaps.map((g) => [g.who, g.prior[2], g.posterior[2]]) },
+            table: { head: ["gap of", "before", "after"], lines: c.gaps.map((g) => [g.who, g.prior[2], g.posterior[2]]) },
           });
           return;
         }
@@ -323,7 +323,7 @@
               { type: "points", x: c.gaps.map((g) => g.prior[l]), y: rows, colour: 6, shape: "bar", size: 6, name: "before: prior", tips: c.gaps.map((g) => `${g.who}, before: ${show(g.prior[l])}`) },
               { type: "points", x: c.gaps.map((g) => g.posterior[l]), y: rows, colour: 0, name: "after: posterior", tips: c.gaps.map((g) => `${g.who}, after: ${show(g.posterior[l])}`) },
             ],
-            table: { head: ["whose", "before", "after"], lines: c.gaps.map((g) => [g.who, g.prior[l], g.posterior[l]]) },
+            table: { head: ["gap of", "before", "after"], lines: c.gaps.map((g) => [g.who, g.prior[l], g.posterior[l]]) },
         })));
       };
     },

@@ -1,4 +1,4 @@
-"""What a reader should know before trusting the figures, in plain language."""
+"""Warnings for the reader of a report, in plain language."""
 
 from __future__ import annotations
 
@@ -7,46 +7,47 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lacova.analysis.recovery import LEVELS, Recovery
+from lacova.analysis.recovery import COVERAGES, Recovery
 from lacova.models.base import Model
 from lacova.report.facts import Facts
 
-EMPTY, FEW_VALUES, FEW_UNITS = 0.9, 20, 30
+EMPTY, FEW_VALUES, FEW_UNITS = 0.9, 20, 30  # share missing, values of a column, patients or rows
 TOLERANCE = 0.04  # of coverage, beyond what chance explains
-NINETY = LEVELS.index(0.9)
+NINETY = COVERAGES.index(0.9)
 
 
 def warnings(
-    model: Model, frame: pd.DataFrame | None, columns: list[Facts], recovery: Recovery | None, least: int = 1
+    model: Model, frame: pd.DataFrame | None, columns: list[Facts], recovery: Recovery | None, min_patients: int = 1
 ) -> list[str]:
-    """Sentences; none where nothing was found in columns hidden in so many patients at least."""
-    found = not_converged(model)
+    """Return warnings in sentences; those on imputation concern columns hidden in at least `min_patients` patients."""
+    sentences = not_converged(model)
     if frame is not None:
-        unit = frame[model.schema.instance].nunique() if model.schema.instance is not None else len(frame)
+        count = frame[model.schema.instance].nunique() if model.schema.instance is not None else len(frame)
         what = "patients" if model.schema.instance is not None else "rows"
-        if unit < FEW_UNITS:
-            found.append(f"There are only {unit} {what}: all figures here are rough.")
-        found += nearly_empty(columns)
+        if count < FEW_UNITS:
+            sentences.append(f"There are only {count} {what}: all figures here are rough.")
+        sentences += nearly_empty(columns)
     if recovery is not None:
-        found += poor_calibration(recovery, least) + no_better_than_the_mean(recovery, least)
-    return found
+        sentences += poor_calibration(recovery, min_patients) + no_better_than_the_mean(recovery, min_patients)
+    return sentences
 
 
 def nearly_empty(columns: list[Facts]) -> list[str]:
-    bad = [c for c in columns if c["missing"] >= EMPTY or c["n"] < FEW_VALUES]
-    if not bad:
+    """Warn of columns with few values."""
+    empty = [c for c in columns if c["missing"] >= EMPTY or c["n"] < FEW_VALUES]
+    if not empty:
         return []
-    shown = ", ".join(f"{c['name']} ({c['n']} values, {c['missing']:.0%} missing)" for c in bad[:6])
-    more = f" and {len(bad) - 6} more" if len(bad) > 6 else ""
-    return [f"Nearly empty: {shown}{more}. What is imputed there rests on few values; do not lean on it."]
+    shown = ", ".join(f"{c['name']} ({c['n']} values, {c['missing']:.0%} missing)" for c in empty[:6])
+    more = f" and {len(empty) - 6} more" if len(empty) > 6 else ""
+    return [f"Nearly empty: {shown}{more}. Imputed values there rest on few observed ones; do not rely on them."]
 
 
 def not_converged(model: Model) -> list[str]:
-    """Whether the bound was still rising when training ended: by its best epoch, or by its trend."""
+    """Warn if the bound was still rising when training ended, judged by its best epoch or its trend."""
     record = model.training
     if record is None or len(record) < 5:
-        return ["Training was very short, or there is no record of it: whether it had converged cannot be said."]
-    found = []
+        return ["Training was very short, or there is no record of it: it is unknown whether it had converged."]
+    sentences = []
     last = max(2, len(record) // 20)
     if "validation" in record:
         rising = int(record["validation"].to_numpy(float).argmax()) >= len(record) - last
@@ -56,27 +57,27 @@ def not_converged(model: Model) -> list[str]:
         slope, start = np.polyfit(at, tail, 1)
         rising = slope * len(tail) > 2.0 * float((tail - start - slope * at).std())
     if rising:
-        found.append(
+        sentences.append(
             f"The bound was still rising when training ended after {len(record)} epochs: the model had not converged. "
             "Fit again with more epochs before you rely on the figures."
         )
     if model.interrupted:
-        found.append("Training was interrupted.")
-    return found
+        sentences.append("Training was interrupted.")
+    return sentences
 
 
-def poor_calibration(recovery: Recovery, least: int = 1) -> list[str]:
-    """Columns whose 90% intervals hold clearly fewer or more of the hidden values."""
+def poor_calibration(recovery: Recovery, min_patients: int = 1) -> list[str]:
+    """Warn of columns whose 90% intervals cover clearly fewer or more of the hidden values."""
     narrow, wide = [], []
-    whole: Facts = {
+    overall: Facts = {
         "column": "all together",
         "n": len(recovery.numbers),
         "patients": recovery.patients(recovery.numbers),
-        "coverage90": recovery.coverage()["found"][NINETY],
+        "coverage90": recovery.coverage()["coverage"][NINETY],
     }
-    each: list[Any] = recovery.summary().dropna(subset=["coverage90"]).to_dict("records")
-    for line in [whole, *each]:
-        if line["n"] < FEW_VALUES or line["patients"] < least:
+    columns: list[Any] = recovery.summary().dropna(subset=["coverage90"]).to_dict("records")
+    for line in [overall, *columns]:
+        if line["n"] < FEW_VALUES or line["patients"] < min_patients:
             continue
         chance = 2.6 * np.sqrt(0.9 * 0.1 / line["n"])
         text = f"{line['column']} ({line['coverage90']:.0%} of {line['n']})"
@@ -84,22 +85,24 @@ def poor_calibration(recovery: Recovery, least: int = 1) -> list[str]:
             narrow.append(text)
         elif line["coverage90"] > 0.9 + TOLERANCE + chance:
             wide.append(text)
-    found = []
+    sentences = []
     for names, what in ((narrow, "too narrow: the model is more certain than it should be"), (wide, "too wide")):
         if names:
             more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-            found.append(f"Intervals that should hold 90% of hidden values are {what}: {', '.join(names[:6])}{more}.")
-    return found
+            shown = ", ".join(names[:6])
+            sentences.append(f"Intervals that should hold 90% of hidden values are {what}: {shown}{more}.")
+    return sentences
 
 
-def no_better_than_the_mean(recovery: Recovery, least: int = 1) -> list[str]:
+def no_better_than_the_mean(recovery: Recovery, min_patients: int = 1) -> list[str]:
+    """Warn of numbers that are imputed no better than by their mean."""
     summary = recovery.summary()
-    summary = summary[summary["patients"] >= least]
+    summary = summary[summary["patients"] >= min_patients]
     numbers = summary[(summary["n"] >= FEW_VALUES) & (summary["sd"] > 0) & (summary["rmse"] > 0.98 * summary["sd"])]
     names = [str(name) for name in numbers["column"]]
     if not names:
         return []
     more = f" and {len(names) - 6} more" if len(names) > 6 else ""
     return [
-        f"Imputing the mean would do as well for {', '.join(names[:6])}{more}: the other columns say little of them."
+        f"Imputing the mean would do as well for {', '.join(names[:6])}{more}: the other columns say little about them."
     ]

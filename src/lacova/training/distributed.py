@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.spawn import ProcessException, spawn
 
-from lacova.training.interrupt import noted_interrupt
+from lacova.training.interrupt import deferred_interrupt
 from lacova.training.options import TrainingError
 
 T = TypeVar("T")
@@ -164,7 +164,7 @@ def launch(function: Callable[[Team, torch.device], T], devices: int, nodes: int
         )
     if started:
         return _join(function, devices, nodes, where)
-    with tempfile.TemporaryDirectory(prefix="lacova-") as folder, noted_interrupt():
+    with tempfile.TemporaryDirectory(prefix="lacova-") as folder, deferred_interrupt():
         arguments = (function, devices, where, _free_port(), Path(folder))
         try:
             spawn(_work, arguments, devices)

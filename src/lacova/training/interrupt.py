@@ -1,4 +1,4 @@
-"""Ctrl-C that waits until it does no harm."""
+"""Ctrl-C, deferred until a step has ended."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ class InterruptedWarning(UserWarning):
 class Interrupt:
     """Whether Ctrl-C was pressed."""
 
-    asked: bool = False
+    requested: bool = False
 
 
 @contextmanager
-def noted_interrupt() -> Iterator[Interrupt]:
-    """Within, the first Ctrl-C is only noted, for the caller to look at between two steps; the second raises at once.
+def deferred_interrupt() -> Iterator[Interrupt]:
+    """Record the first Ctrl-C instead of raising it; the second raises at once.
 
-    Python delivers signals to the main thread alone. There, a handler other than Python's own belongs to someone else
-    and is left alone, and so is a signal that is ignored.
+    Python delivers signals to the main thread alone. A handler other than Python's own is left in place, and so is a
+    signal that is ignored.
     """
     interrupt = Interrupt()
-    usual = signal.default_int_handler
-    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is usual
+    default = signal.default_int_handler
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is default
 
-    def note(*_: object) -> None:
-        interrupt.asked = True
-        signal.signal(signal.SIGINT, usual)
+    def record(*_: object) -> None:
+        interrupt.requested = True
+        signal.signal(signal.SIGINT, default)
 
     if ours:
-        signal.signal(signal.SIGINT, note)
+        signal.signal(signal.SIGINT, record)
     try:
         yield interrupt
     finally:
         if ours:
-            signal.signal(signal.SIGINT, usual)
+            signal.signal(signal.SIGINT, default)

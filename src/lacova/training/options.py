@@ -95,8 +95,8 @@ class FitOptions:
         if not 0 < self.natural_rate <= 1:
             raise ValueError(f"natural_rate must lie in (0, 1], got {self.natural_rate!r}.")
 
-    def settled(self, units: int) -> FitOptions:
-        """With as many epochs as so many rows or patients call for, where that was left open."""
+    def resolved(self, units: int) -> FitOptions:
+        """Return the options with epochs and patience that suit so many rows or patients, where they were left open."""
         steps = -(-units // min(units, self.batch_size))
         epochs = max(EPOCHS, -(-STEPS // steps)) if self.max_epochs is None else self.max_epochs
         patience = max(PATIENCE, -(-PATIENT_STEPS // steps)) if self.patience is None else self.patience
@@ -113,11 +113,11 @@ class FitOptions:
         return EPOCHS if self.max_epochs is None else self.max_epochs
 
     @property
-    def waits(self) -> int:
+    def patience_epochs(self) -> int:
         """Epochs without improvement before training stops, once that is settled."""
         return PATIENCE if self.patience is None else self.patience
 
-    def weight(self, epoch: int) -> float:
+    def latent_weight_at(self, epoch: int) -> float:
         """How often the latent KL counts in an epoch, numbered from 0."""
         return float(self.latent_weight ** max(0.0, 1.0 - epoch / max(1, self.warm_up)))
 

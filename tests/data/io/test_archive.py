@@ -68,7 +68,7 @@ def refused(path, data, words):
     assert re.fullmatch(rf"{re.escape(str(path))} [^\n]*({words})[^\n]*\.", message), message
 
 
-def test_what_was_written_comes_back(path):
+def test_reading_undoes_writing(path):
     document, tensors = read(path)
     assert document.items() >= DOCUMENT.items()
     assert (document["format"], document["format_version"], document["lacova_version"]) == ("lacova", 1, __version__)
@@ -120,7 +120,7 @@ def test_foreign_files_are_refused(tmp_path, data):
     refused(tmp_path / "x", data, "is not a lacova file")
 
 
-def test_what_is_no_file_is_refused(tmp_path):
+def test_absent_files_and_folders_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere does not exist\."):
         read(tmp_path / "nowhere")
     with pytest.raises(StorageError, match=r"is not a file\."):
@@ -130,7 +130,7 @@ def test_what_is_no_file_is_refused(tmp_path):
         read(tmp_path / "pipe")
 
 
-def test_a_newer_format_says_what_to_install(path):
+def test_a_newer_format_is_refused_with_the_version_to_install(path):
     header, document, body = split(path.read_bytes())
     newer = {**document, "format_version": 2, "lacova_version": "3.1.0"}
     refused(path, seal(header, newer, body), r"newer version of lacova, in format 2.*install lacova 3\.1\.0 or newer")
@@ -139,12 +139,12 @@ def test_a_newer_format_says_what_to_install(path):
 
 
 @pytest.mark.parametrize("version", [0, -1, 1.0, True, None, "1", [1]])
-def test_a_version_that_is_none_is_refused(path, version):
+def test_an_invalid_version_is_refused(path, version):
     header, document, body = split(path.read_bytes())
     refused(path, seal(header, {**document, "format_version": version}, body), "header cannot be read")
 
 
-def test_documents_that_are_no_good_json_are_refused(path):
+def test_invalid_json_is_refused(path):
     header, document, body = split(path.read_bytes())
     for bomb in (100_000 * "[", '{"sha256": ' * 100_000, "NaN", '{"format": ' + 5000 * "9" + "}"):
         refused(path, seal(header, bomb, body), "header cannot be read")
@@ -222,12 +222,12 @@ def test_a_crash_leaves_the_old_file_or_none(tmp_path, monkeypatch, crash, old):
 
 
 def test_data_reach_the_disk_before_the_name_changes(tmp_path, monkeypatch):
-    done = []
+    calls = []
     for name in ("fsync", "replace"):
         real = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *a, real=real, name=name: (done.append(name), real(*a)))
+        monkeypatch.setattr(os, name, lambda *a, real=real, name=name: (calls.append(name), real(*a)))
     write(tmp_path / "x", DOCUMENT, TENSORS)
-    assert done == ["fsync", "replace", "fsync"]  # the file, its name, the folder
+    assert calls == ["fsync", "replace", "fsync"]  # the file, its name, the folder
 
 
 def test_a_folder_that_cannot_be_flushed_is_no_failure(tmp_path, monkeypatch):
@@ -264,16 +264,16 @@ def same(a, b):
 
 @given(st.lists(st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec=None))))
 def test_values_keep_their_types(values):
-    found = unpack(json.loads(json.dumps(pack(values, "test"), allow_nan=False)))
-    assert same(tuple(values), found)
+    unpacked = unpack(json.loads(json.dumps(pack(values, "test"), allow_nan=False)))
+    assert same(tuple(values), unpacked)
 
 
 def test_containers_and_timestamps():
     stamps = [pd.Timestamp("2020-02-29 12:00:00.123456789"), pd.Timestamp("1500-01-01").as_unit("s")]
     value = {"a": {1: 0.5, False: 2, "x": (1, (2,))}, 2.0: stamps, "set": frozenset({3, 1, 2})}
-    found = unpack(json.loads(json.dumps(pack(value, "test"))))
-    assert found == {"a": {1: 0.5, False: 2, "x": (1, (2,))}, 2.0: tuple(stamps), "set": (1, 2, 3)}
-    assert [stamp.unit for stamp in found[2.0]] == [stamp.unit for stamp in stamps]
+    unpacked = unpack(json.loads(json.dumps(pack(value, "test"))))
+    assert unpacked == {"a": {1: 0.5, False: 2, "x": (1, (2,))}, 2.0: tuple(stamps), "set": (1, 2, 3)}
+    assert [stamp.unit for stamp in unpacked[2.0]] == [stamp.unit for stamp in stamps]
 
 
 @pytest.mark.parametrize(

@@ -12,29 +12,18 @@ import torch
 from lacova import CVAE, DataError, Dense, Schema
 from lacova.data.encoder import TableEncoder
 from lacova.data.io.dataframes import to_pandas
+from tests import tables
+from tests.tables import VISITS
 
-SCHEMA = Schema(["alt", "ast"], {"age": "continuous", "sex": "categorical"}, "id", "day", ["age", "sex"])
 NAN = float("nan")
 
 
-def visits(seed=0, patients=6):
-    rng = np.random.default_rng(seed)
-    who = np.tile(np.arange(patients), 3)
-    frame = pd.DataFrame(
-        {
-            "note": np.arange(3.0 * patients),
-            "id": np.array([f"p{k}" for k in range(patients)])[who],
-            "day": np.repeat([0.0, 1.0, 5.0], patients),
-            "age": rng.normal(50, 10, patients)[who],
-            "sex": np.array(["f", "m"])[who % 2],
-            "alt": rng.normal(30, 5, 3 * patients),
-            "ast": rng.normal(20, 2, 3 * patients),
-        }
-    )
-    holes = rng.random((len(frame), 5)) < 0.3
-    frame[["day", "age", "sex", "alt", "ast"]] = frame[["day", "age", "sex", "alt", "ast"]].mask(holes)
-    frame.loc[frame["id"] == "p0", "sex"] = None
-    return frame
+def visits(seed=0):
+    """Three interleaved visits of six patients, the first of unknown sex, with a column outside the schema."""
+    table = tables.visits(patients=6, times=3, gaps=0.3, seed=seed)
+    table.loc[table["id"] == "p0", "sex"] = None
+    table.insert(0, "note", np.arange(float(len(table))))
+    return table
 
 
 LIBRARIES = {
@@ -45,14 +34,14 @@ every_library = pytest.mark.parametrize("library", LIBRARIES)
 
 
 def same(result, expected):
-    """The values of a table of another library are those of a pandas one, whose dtypes may be wider."""
+    """Assert that a table of another library has the values of a pandas one, whose dtypes may be wider."""
     result = result.to_pandas()
     pd.testing.assert_frame_equal(result, expected.reset_index(drop=True), check_exact=True, check_dtype=False)
 
 
 @pytest.fixture(scope="module")
 def model():
-    return CVAE(SCHEMA, latent_dim=2, networks=Dense((8,), (8,))).fit(visits(), max_epochs=2)
+    return CVAE(VISITS, latent_dim=2, networks=Dense((8,), (8,))).fit(visits(), max_epochs=2)
 
 
 @every_library
@@ -91,8 +80,8 @@ def test_numbers_are_those_of_pandas(model, library):
 def test_the_library_makes_no_difference_to_the_model(model, library):
     convert = LIBRARIES[library][0]
     options = {"max_epochs": 2}
-    one = CVAE(SCHEMA, latent_dim=2, networks=Dense((8,), (8,))).fit(convert(visits()), convert(visits(1)), **options)
-    other = CVAE(SCHEMA, latent_dim=2, networks=Dense((8,), (8,))).fit(visits(), visits(1), **options)
+    one = CVAE(VISITS, latent_dim=2, networks=Dense((8,), (8,))).fit(convert(visits()), convert(visits(1)), **options)
+    other = CVAE(VISITS, latent_dim=2, networks=Dense((8,), (8,))).fit(visits(), visits(1), **options)
     a, b = one._vae.state_dict(), other._vae.state_dict()
     assert a.keys() == b.keys()
     assert all(torch.equal(a[name], b[name]) for name in a)
@@ -113,20 +102,20 @@ def test_a_column_of_nothing_but_nulls_is_a_gap(model):
     same(model.predict(pa.table(new)), expected)
 
 
-def test_predict_does_not_look_at_measurements(model):
+def test_predict_ignores_measurements(model):
     table = pl.from_pandas(visits())
     strange = table.with_columns(alt=pl.Series([["?"]] * 18), ast=pl.lit("?"))
     assert model.predict(strange).equals(model.predict(table))
 
 
-# One column at a time: what comes back has the type that went in.
+# One column at a time: its type is preserved.
 
 ROWS = Schema(["y"], {"x": "continuous", "c": "categorical"})
 NUMBERS = [7, 9, None, 12]
 
 
 def filled(table, column, y=9.6, x=1.0, c=1.0):
-    """The column after its gaps were filled, by y and x in units of their own, and by the level with code c."""
+    """Return the column after filling gaps with y and x in their own units, and with the level of code c."""
     frame, origin = to_pandas(table, ROWS.columns)
     encoder = TableEncoder.learn(ROWS, frame)
     x = (x - encoder.x_shift[0]) / encoder.x_scale[0]
@@ -250,7 +239,7 @@ def test_polars_levels_are_numbered_alike_in_every_process():
     assert TableEncoder.learn(ROWS, frame).levels["c"] == ("u", "v")
 
 
-# A level that training knew and the table's type does not.
+# A level of the training rows that the table's type does not have.
 
 
 def learnt():
@@ -299,7 +288,7 @@ def odd_columns():
 
 
 @pytest.mark.parametrize("draws", [1, 2])
-def test_other_columns_come_back_as_they_were(draws):
+def test_other_columns_are_unchanged(draws):
     table = polars_table(y=[1.0, None, NAN, 4.0], **odd_columns()).with_columns(
         cat=pl.Series(["a", None, "b", "a"], dtype=pl.Categorical), time=pl.lit(dt.time(12)), nothing=None
     )
@@ -316,8 +305,8 @@ def test_other_columns_come_back_as_they_were(draws):
 @every_library
 def test_rows_follow_the_index_of_the_result(library):
     table = LIBRARIES[library][0](visits())
-    frame, origin = to_pandas(table, SCHEMA.columns)
-    done = TableEncoder.learn(SCHEMA, frame).fill(frame, np.zeros((18, 2)), torch.zeros(18, 3))
+    frame, origin = to_pandas(table, VISITS.columns)
+    done = TableEncoder.learn(VISITS, frame).fill(frame, np.zeros((18, 2)), torch.zeros(18, 3))
     order = [4, 4, 17, 0]
     same(origin.complete(done.iloc[order]), done.assign(note=visits()["note"]).iloc[order])
 
@@ -351,7 +340,7 @@ def test_pandas_metadata_of_an_arrow_table_is_not_an_index():
         (pa.table([[1], [2]], names=["a", "a"]), r"^each column needs a name of its own; rename or drop one of each\."),
     ],
 )
-def test_what_is_no_table_is_refused(model, table, message):
+def test_anything_but_a_table_is_refused(model, table, message):
     with pytest.raises(DataError, match=message):
         to_pandas(table)
     with pytest.raises(DataError, match=message):
@@ -405,7 +394,7 @@ def test_numbers_as_text_stay_text():
     assert done.to_list() == ["7", "9", "9.6", "12"]
 
 
-def test_levels_of_mixed_types_stay_what_they_are():
+def test_levels_of_mixed_types_keep_their_types():
     frame = polars_table().to_pandas().assign(c=pd.Series([2, "b", None, None], dtype=object))
     done = TableEncoder.learn(ROWS, frame).fill(
         frame, np.zeros((4, 1)), torch.tensor([[0.0, code] for code in (0, 0, 1, 0)])

@@ -1,22 +1,20 @@
-"""Tables as files: what is read is what was written, and a file is there whole, as it was, or not at all."""
+"""Tables as files: reading undoes writing, and a file is whole, unchanged, or absent."""
 
 import errno
 import os
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from lacova import DataError
-from lacova.data.io.atomic import replacing
 from lacova.data.io.files import check_output, read_table, write_table
 
 TABLE = pd.DataFrame({"id": [1, 2, 2], "sex": ["f", None, "m"], "alt": [1.25, np.nan, 1e-300]})
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".parquet", ".CSV"])
-def test_what_is_written_is_read(tmp_path, suffix):
+def test_reading_undoes_writing(tmp_path, suffix):
     path = tmp_path / f"a table{suffix}"
     write_table(TABLE, path)
     pd.testing.assert_frame_equal(read_table(path), TABLE)
@@ -46,14 +44,14 @@ def umask():
         ("a", b"", "ends in 'nothing'; expected one of"),
     ],
 )
-def test_what_is_no_table_is_refused(tmp_path, name, content, message):
+def test_files_that_are_not_tables_are_refused(tmp_path, name, content, message):
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(DataError, match=message):
         read_table(path)
 
 
-def test_what_is_not_there_is_refused(tmp_path):
+def test_absent_files_are_refused(tmp_path):
     with pytest.raises(DataError, match="there is no file"):
         read_table(tmp_path / "a.csv")
     (tmp_path / "b.csv").mkdir()
@@ -88,14 +86,3 @@ def test_a_full_disk_leaves_the_old_file_or_none(tmp_path, monkeypatch, step, th
         write_table(TABLE, path)
     assert os.listdir(tmp_path) == (["a.csv"] if there else [])
     assert not there or path.read_text() == "old"
-
-
-def test_an_interruption_leaves_nothing(tmp_path):
-    def interrupted(path: Path) -> None:
-        with replacing(path) as temporary:
-            temporary.write_text("half")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted(tmp_path / "a.csv")
-    assert os.listdir(tmp_path) == []

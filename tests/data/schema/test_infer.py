@@ -15,22 +15,22 @@ WHO = np.repeat(np.arange(PATIENTS), VISITS)
 
 
 def table(**columns):
-    """Visits of patients; what is given per patient is repeated."""
+    """Return visits of patients; columns with one value per patient are repeated over visits."""
     rng = np.random.default_rng(0)
     base = {"id": [f"p{k}" for k in WHO], "day": rng.uniform(0, 90, ROWS), "alt": rng.normal(30, 5, ROWS)}
-    given = {name: np.asarray(v)[WHO] if len(v) == PATIENTS else v for name, v in columns.items()}
-    return pd.DataFrame({**base, **given})
+    repeated = {name: np.asarray(v)[WHO] if len(v) == PATIENTS else v for name, v in columns.items()}
+    return pd.DataFrame({**base, **repeated})
 
 
-def holed(values, every=7):
+def gapped(values, every=7):
     column = pd.Series(values)
     return column.mask(np.arange(len(column)) % every == 0)
 
 
-def inferred(column, name="x", **told):
-    """Schema and note for one column beside an instance, a time and a measurement."""
-    told = {"instance": "id", "time": "day", "measurements": ["alt"], **told}
-    schema = Schema.infer(table(**{name: column}), **told)
+def inferred(column, name="x", **requested):
+    """Return the schema and the note for one column beside an instance, a time and a measurement."""
+    requested = {"instance": "id", "time": "day", "measurements": ["alt"], **requested}
+    schema = Schema.infer(table(**{name: column}), **requested)
     return schema, next(note for note in schema.notes if note.column == name)
 
 
@@ -52,19 +52,19 @@ PER_PATIENT = {  # kind, integer, reason
 }
 PER_VISIT = {
     "text": (LETTERS[np.arange(ROWS) % 10], "categorical", False, "text with 10 levels"),
-    "truth with gaps": (holed(np.arange(ROWS) % 2 == 0), "categorical", False, "true or false"),
-    "nullable truth": (holed(np.arange(ROWS) % 2 == 0).astype("boolean"), "categorical", False, "true or false"),
+    "truth with gaps": (gapped(np.arange(ROWS) % 2 == 0), "categorical", False, "true or false"),
+    "nullable truth": (gapped(np.arange(ROWS) % 2 == 0).astype("boolean"), "categorical", False, "true or false"),
     "categories": (
         pd.Categorical(LETTERS[np.arange(ROWS) % 3], list("zcba")), "categorical", False, "categories, 3 in use",
     ),
-    "codes with gaps": (holed(np.arange(ROWS) % 3 + 1.0), "categorical", False, "3 distinct whole numbers"),
+    "codes with gaps": (gapped(np.arange(ROWS) % 3 + 1.0), "categorical", False, "3 distinct whole numbers"),
     "count": (np.arange(ROWS) % 6, "continuous", True, "whole numbers"),
     "scheduled days": (np.arange(ROWS) % 4 * 28, "continuous", True, "whole numbers"),
-    "whole numbers with gaps": (holed(RNG.integers(0, 99, ROWS)), "continuous", True, "whole numbers"),
-    "nullable whole numbers": (holed(RNG.integers(0, 99, ROWS)).astype("Int64"), "continuous", True, "whole numbers"),
+    "whole numbers with gaps": (gapped(RNG.integers(0, 99, ROWS)), "continuous", True, "whole numbers"),
+    "nullable whole numbers": (gapped(RNG.integers(0, 99, ROWS)).astype("Int64"), "continuous", True, "whole numbers"),
     "whole numbers as floats": (RNG.integers(0, 99, ROWS).astype(float), "continuous", False, "numbers"),
-    "numbers among objects": (holed(RNG.integers(0, 99, ROWS)).astype(object), "continuous", True, "whole numbers"),
-    "numbers and text": (holed([1, 2, "many"] * 40), "categorical", False, "text with 3 levels"),
+    "numbers among objects": (gapped(RNG.integers(0, 99, ROWS)).astype(object), "continuous", True, "whole numbers"),
+    "numbers and text": (gapped([1, 2, "many"] * 40), "categorical", False, "text with 3 levels"),
 }  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def test_columns_that_change_from_visit_to_visit(column, kind, integer, reason):
 LEFT_OUT = {
     "empty": (np.full(ROWS, np.nan), "empty"),
     "empty objects": (np.full(ROWS, None), "empty"),
-    "constant": (holed(np.ones(ROWS)), "always the same"),
+    "constant": (gapped(np.ones(ROWS)), "always the same"),
     "constant text": (["a"] * ROWS, "always the same"),
     "rows": (np.arange(100, 100 + ROWS), "numbers the rows one by one; if it is the time, make it the time column"),
     "comments": ([f"note {k}" for k in range(ROWS)], "text with 120 levels, more than 50"),
@@ -161,7 +161,7 @@ def test_one_visit_each_says_nothing_about_static():
 
 
 def test_gaps_do_not_make_a_column_change():
-    sex = holed(LETTERS[np.arange(PATIENTS) % 2][WHO], 3)
+    sex = gapped(LETTERS[np.arange(PATIENTS) % 2][WHO], 3)
     assert inferred(sex)[0].static == ("x",)
 
 
@@ -171,7 +171,7 @@ def test_few_rows_have_few_codes():
     assert Schema.infer(short, measurements=["y"]).covariates == {"x": "continuous", "s": "categorical"}
 
 
-# What is told, and what is left to the rules.
+# Requested roles, and roles left to the rules.
 
 
 def test_without_measurements_numbers_that_change_are_measured():
@@ -197,7 +197,7 @@ def test_named_columns_keep_their_order_and_are_not_left_out():
     assert schema.covariates == {"note": "categorical", "day": "continuous"}
 
 
-def test_kinds_may_be_told():
+def test_kinds_may_be_requested():
     frame = table(stage=np.arange(ROWS) % 4 + 1)
     schema = Schema.infer(frame, instance="id", measurements=["alt"], covariates={"stage": "continuous"})
     assert schema.covariates == {"stage": "continuous"}
@@ -211,7 +211,7 @@ def test_excluded_columns_have_no_role():
 
 
 @pytest.mark.parametrize(
-    ("told", "error", "message"),
+    ("requested", "error", "message"),
     [
         ({"instance": "who"}, DataError, "the table has no column(s) 'who'; its columns are 'id', 'day', 'alt', 'x'."),
         ({"measurements": ["a", "alt", "b"]}, DataError, "the table has no column(s) 'a', 'b'; its columns are"),
@@ -248,9 +248,9 @@ def test_excluded_columns_have_no_role():
         ),
     ],
 )
-def test_wrong_wishes_are_refused(told, error, message):
+def test_impossible_requests_are_refused(requested, error, message):
     with pytest.raises(error) as caught:
-        Schema.infer(table(x=LETTERS[np.arange(PATIENTS) % 2]), **told)
+        Schema.infer(table(x=LETTERS[np.arange(PATIENTS) % 2]), **requested)
     assert str(caught.value).startswith(message)
 
 
@@ -263,7 +263,7 @@ def test_duplicated_names_are_refused():
 # Display.
 
 
-def test_print_shows_what_was_seen_and_why():
+def test_print_shows_examples_and_reasons():
     frame = pd.DataFrame({"id": [1, 1, 2, 2], "sex": ["f", None, "m", "m"], "alt": [1.5, 2.5, 3.25, np.nan], "e": None})
     assert str(Schema.infer(frame, instance="id", measurements=["alt"])).splitlines() == [
         "column  role         kind         static  bounds  integer  missing  examples        reason",
@@ -309,8 +309,8 @@ def test_other_libraries_give_the_same_schema(convert):
         f"v {k}": c for k, (c, *_) in enumerate(PER_VISIT.values()) if "object" not in str(getattr(c, "dtype", ""))
     }
     frame = table(**columns, **{f"p {k}": c for k, (c, *_) in enumerate(PER_PATIENT.values())})
-    told = {"instance": "id", "time": "day", "measurements": ["alt"]}
-    assert Schema.infer(convert(frame), **told) == Schema.infer(frame, **told)
+    requested = {"instance": "id", "time": "day", "measurements": ["alt"]}
+    assert Schema.infer(convert(frame), **requested) == Schema.infer(frame, **requested)
 
 
 def test_polars_types():
@@ -347,7 +347,7 @@ def test_values_with_strange_names_do_not_break_the_lines():
 
 
 def test_few_distinct_fractions_might_be_codes():
-    """Oedema as 0, 0.5 and 1: numbers, but a person should look."""
+    """Oedema as 0, 0.5 and 1 is proposed as a number, with a remark."""
     rng = np.random.default_rng(0)
     table = pd.DataFrame(
         {"edema": rng.choice([0.0, 0.5, 1.0], 60), "dose": rng.normal(size=60), "y": rng.normal(size=60)}
@@ -370,7 +370,7 @@ KINDS = {
     "rare 1": (
         (np.arange(MANY) < 4).astype(float), "gaussian", "only 0 and 1, one of them in 4 row(s), too few for a level"
     ),
-    "0 and 1": (holed(DRAW.integers(0, 2, MANY)), "bernoulli", "only 0 and 1"),
+    "0 and 1": (gapped(DRAW.integers(0, 2, MANY)), "bernoulli", "only 0 and 1"),
     "1 and 2": (DRAW.integers(1, 3, MANY), "gaussian", None),
     "text": (LETTERS[DRAW.integers(0, 4, MANY)], "categorical", "4 levels"),
     "ordered": (
@@ -398,8 +398,8 @@ def test_kinds_of_measurements_are_proposed_with_their_reason(column, kind, reas
     if reason is not None:
         assert note == f"named as a measurement; {reason}"
     assert (kind in ("poisson", "negative_binomial")) <= ("y" not in schema.integers)
-    told = Schema.infer(frame.assign(y=np.arange(MANY) % 7 * 1.5), measurements={"y": "student"})
-    assert told.kinds == {"y": "student"}
+    student = Schema.infer(frame.assign(y=np.arange(MANY) % 7 * 1.5), measurements={"y": "student"})
+    assert student.kinds == {"y": "student"}
     assert Schema.from_toml(schema.to_toml()) == schema
 
 

@@ -1,3 +1,5 @@
+"""The exact KL and the two bounds against dense algebra, the paper's formulas and GPyTorch."""
+
 from dataclasses import replace
 
 import gpytorch
@@ -6,65 +8,12 @@ import torch
 
 from lacova.data.batches import blocks
 from lacova.data.covariate_space import CovariateSpace
-from lacova.nn.linalg import cholesky
-from lacova.priors.gp.bounds import exact_kl, patient_bound, project, row_bound
+from lacova.priors.gp.bounds import exact_kl, project, row_bound
 from lacova.priors.gp.formula import Component
-from lacova.priors.gp.inducing import InducingPoints, Whitened
+from lacova.priors.gp.inducing import Whitened
 from lacova.priors.gp.kernels import AdditiveKernel
 from tests.priors.gp import toys
-
-RTOL = 1e-8
-both_kinds = pytest.mark.parametrize("trends", [False, True], ids=["gp and cat", "other kernels"])
-
-
-def close(a, b, rtol=RTOL):
-    torch.testing.assert_close(torch.as_tensor(a), torch.as_tensor(b), rtol=rtol, atol=1e-10)
-
-
-def random_q(t, seed=1):
-    g = torch.Generator().manual_seed(seed)
-    m = torch.randn(toys.L, len(t.inducing), generator=g, dtype=t.x.dtype)
-    root = torch.randn(toys.L, len(t.inducing), len(t.inducing), generator=g, dtype=t.x.dtype)
-    precision = root @ root.mT + torch.eye(len(t.inducing), dtype=t.x.dtype)
-    return Whitened(m, cholesky(precision, jitter=0.0))
-
-
-def unwhiten(t, q, l):
-    """u = C v: mean and covariance of u."""
-    c = torch.linalg.cholesky(toys.kernel_by_loops(t.kernel, t.inducing, t.inducing, t.kernel.shared, l))
-    h = torch.cholesky_inverse(q.precision_factor[l])
-    return c @ q.mean[l], c @ h @ c.T
-
-
-def rows_of(t, rows, q, scale=1.0, jitter=0.0):
-    a = project(t.kernel, t.inducing, t.x[rows], jitter)
-    count = int(rows.sum())
-    return row_bound(
-        a, t.kernel.diagonal(t.x[rows], t.kernel.shared), q, t.noise, t.mean[:, rows], t.var[:, rows],
-        torch.arange(count), torch.ones(count, dtype=t.x.dtype), scale,
-    )  # fmt: skip
-
-
-def patients_of(t, chosen, q, scale=1.0, jitter=0.0):
-    rows = torch.isin(t.group, torch.tensor(chosen))
-    group = torch.unique_consecutive(t.group[rows], return_inverse=True)[1]
-    x = t.x[rows]
-    weight = torch.ones(len(chosen), dtype=t.x.dtype)
-    return patient_bound(
-        t.kernel, project(t.kernel, t.inducing, x, jitter), x, blocks(group), q, t.noise,
-        t.mean[:, rows], t.var[:, rows], torch.arange(len(x)), weight, scale,
-    )  # fmt: skip
-
-
-def everyone(t):
-    return torch.ones(t.n, dtype=torch.bool)
-
-
-def optimum(statistics):
-    """The known optimum: H⁻¹ = I + A, H⁻¹m = b."""
-    eye = torch.eye(statistics.precision.shape[-1], dtype=statistics.precision.dtype)
-    factor = cholesky(eye + statistics.precision, jitter=0.0)
-    return Whitened(torch.cholesky_solve(statistics.shift[..., None], factor)[..., 0], factor)
+from tests.priors.gp.toys import all_rows, both_kinds, close, d3, d4, optimum, random_q, unwhiten
 
 
 @both_kinds
@@ -80,7 +29,7 @@ def test_d3_equals_the_printed_formula(trends):
     t = toys.toy(own=False, trends=trends)
     q = random_q(t)
     printed = sum(toys.d3_as_printed(t, l, *unwhiten(t, q, l)) for l in range(toys.L))
-    close(rows_of(t, everyone(t), q).value + q.kl(), printed)
+    close(d3(t, all_rows(t), q).value + q.kl(), printed)
 
 
 @both_kinds
@@ -88,14 +37,14 @@ def test_d4_equals_the_printed_formula(trends):
     t = toys.toy(trends=trends)
     q = random_q(t)
     printed = sum(toys.d4_as_printed(t, l, *unwhiten(t, q, l)) for l in range(toys.L))
-    close(patients_of(t, [0, 1, 2, 3], q).value + q.kl(), printed)
+    close(d4(t, [0, 1, 2, 3], q).value + q.kl(), printed)
 
 
 @both_kinds
 def test_d4_without_instance_component_is_d3(trends):
     t = toys.toy(own=False, trends=trends)
     q = random_q(t)
-    close(patients_of(t, [0, 1, 2, 3], q).value, rows_of(t, everyone(t), q).value)
+    close(d4(t, [0, 1, 2, 3], q).value, d3(t, all_rows(t), q).value)
 
 
 def test_d3_agrees_with_gpytorch_svgp():
@@ -143,15 +92,15 @@ def test_d3_agrees_with_gpytorch_svgp():
 def test_gap_of_d3_when_inducing_inputs_are_the_data(trends):
     t = toys.toy(own=False, trends=trends)
     t.inducing = t.x
-    best = optimum(rows_of(t, everyone(t), random_q(t), jitter=1e-14).statistics)
-    d3 = rows_of(t, everyone(t), best, jitter=1e-14).value + best.kl()
+    best = optimum(d3(t, all_rows(t), random_q(t), jitter=1e-14).statistics)
+    bound = d3(t, all_rows(t), best, jitter=1e-14).value + best.kl()
     exact = gap = 0.0
     for l in range(toys.L):
         covariance = toys.dense_covariance(t, l)
         exact += toys.dense_kl(t.mean[l], t.var[l], covariance)
         eye = torch.eye(t.n, dtype=t.x.dtype)
         gap += 0.5 * torch.trace((eye / t.noise[l] - torch.linalg.inv(covariance)) @ torch.diag(t.var[l]))
-    close(d3 - exact, gap)
+    close(bound - exact, gap)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -160,14 +109,13 @@ def test_bounds_are_ordered_at_their_optima(seed, trends):
     t = toys.toy(visits=(4, 2, 5, 1, 3), seed=seed, trends=trends)
     exact = sum(toys.dense_kl(t.mean[l], t.var[l], toys.dense_covariance(t, l)) for l in range(toys.L))
     start = random_q(t)
-    chosen = list(range(5))
-    q4 = optimum(patients_of(t, chosen, start).statistics)
-    d4 = patients_of(t, chosen, q4).value + q4.kl()
-    assert d4 >= exact
+    patients = list(range(5))
+    best = optimum(d4(t, patients, start).statistics)
+    best_d4 = d4(t, patients, best).value + best.kl()
+    assert best_d4 >= exact
     # D³ of the same prior: the instance component joins the shared part, with the patient as a category.
-    d3 = best_d3_with_instance_as_category(t)
-    assert exact <= d4 <= d3
-    assert patients_of(t, chosen, start).value + start.kl() > d4  # any other q(v) is worse
+    assert exact <= best_d4 <= best_d3_with_instance_as_category(t)
+    assert d4(t, patients, start).value + start.kl() > best_d4  # any other q(v) is worse
 
 
 def best_d3_with_instance_as_category(t):
@@ -189,9 +137,9 @@ def best_d3_with_instance_as_category(t):
 def test_row_batches_average_to_the_whole():
     t = toys.toy(visits=(12,), own=False)
     q = random_q(t)
-    whole = rows_of(t, everyone(t), q)
+    whole = d3(t, all_rows(t), q)
     order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
-    parts = [rows_of(t, torch.isin(torch.arange(12), part), q, scale=3.0) for part in order.split(4)]
+    parts = [d3(t, torch.isin(torch.arange(12), part), q, scale=3.0) for part in order.split(4)]
     close(torch.stack([p.value for p in parts]).mean(), whole.value)
     close(torch.stack([p.statistics.precision for p in parts]).mean(0), whole.statistics.precision)
     close(torch.stack([p.statistics.shift for p in parts]).mean(0), whole.statistics.shift)
@@ -201,73 +149,11 @@ def test_row_batches_average_to_the_whole():
 def test_patient_batches_average_to_the_whole_with_ragged_visits(trends):
     t = toys.toy(visits=(3, 1, 4, 2, 5, 2), trends=trends)
     q = random_q(t)
-    whole = patients_of(t, list(range(6)), q)
-    parts = [patients_of(t, sorted(chosen), q, scale=3.0) for chosen in ([0, 4], [1, 2], [3, 5])]
+    whole = d4(t, list(range(6)), q)
+    parts = [d4(t, sorted(chosen), q, scale=3.0) for chosen in ([0, 4], [1, 2], [3, 5])]
     close(torch.stack([p.value for p in parts]).mean(), whole.value)
     close(torch.stack([p.statistics.precision for p in parts]).mean(0), whole.statistics.precision)
     close(torch.stack([p.statistics.shift for p in parts]).mean(0), whole.statistics.shift)
-
-
-@both_kinds
-def test_natural_step_of_size_one_lands_on_the_optimum(trends):
-    t = toys.toy(own=False, trends=trends)
-    points = InducingPoints(t.inducing, toys.SPACE, toys.L)
-    statistics = rows_of(t, everyone(t), points.distribution()).statistics
-    points.natural_step(statistics, 1.0)
-    for l in range(toys.L):
-        kss = toys.kernel_by_loops(t.kernel, t.inducing, t.inducing, t.kernel.shared, l)
-        ksx = toys.kernel_by_loops(t.kernel, t.inducing, t.x, t.kernel.shared, l)
-        # Hensman et al.: with Λ = σ⁻²K_SS⁻¹K_SX K_XS K_SS⁻¹ + K_SS⁻¹, H = Λ⁻¹ and m = σ⁻²Λ⁻¹K_SS⁻¹K_SX μ.
-        inv = torch.linalg.inv(kss)
-        precision = inv @ ksx @ ksx.T @ inv / t.noise[l] + inv
-        mean, covariance = unwhiten(t, points.distribution(), l)
-        close(covariance, torch.linalg.inv(precision), rtol=1e-7)
-        close(mean, torch.linalg.solve(precision, inv @ ksx @ t.mean[l]) / t.noise[l], rtol=1e-7)
-
-
-def test_natural_step_follows_the_natural_gradient():
-    """A step in the natural parameters is minus the gradient with respect to the expectation parameters."""
-    t = toys.toy(visits=(3, 2), inducing=3)
-    points = InducingPoints(t.inducing, toys.SPACE, toys.L)
-    points.natural_step(patients_of(t, [0, 1], points.distribution()).statistics, 0.3)
-    start = points.distribution()
-    first = start.mean.clone().requires_grad_()
-    second = (torch.cholesky_inverse(start.precision_factor) + start.mean[..., None] * start.mean[:, None]).clone()
-    second.requires_grad_()
-    covariance = second - first[..., None] * first[:, None]
-    q = Whitened(first, torch.linalg.cholesky(torch.linalg.inv(covariance)))
-    bound = patients_of(t, [0, 1], q)
-    grad1, grad2 = torch.autograd.grad(bound.value + q.kl(), (first, second))
-    before = points.shift.clone(), points.precision.clone()
-    points.natural_step(bound.statistics, 0.25)
-    close(points.shift, before[0] - 0.25 * grad1, rtol=1e-7)
-    close(points.precision, before[1] + 0.25 * 2.0 * grad2, rtol=1e-7)
-
-
-def test_mini_batch_natural_steps_are_unbiased():
-    t = toys.toy(visits=(12,), own=False)
-    whole, parts = InducingPoints(t.inducing, toys.SPACE, toys.L), []
-    q = whole.distribution()
-    whole.natural_step(rows_of(t, everyone(t), q).statistics, 0.5)
-    for part in torch.arange(12).split(3):
-        points = InducingPoints(t.inducing, toys.SPACE, toys.L)
-        points.natural_step(rows_of(t, torch.isin(torch.arange(12), part), q, scale=4.0).statistics, 0.5)
-        parts.append(points)
-    close(torch.stack([p.precision for p in parts]).mean(0), whole.precision)
-    close(torch.stack([p.shift for p in parts]).mean(0), whole.shift)
-
-
-def test_kl_of_whitened_belief_equals_torch_distributions():
-    t = toys.toy()
-    q = random_q(t)
-    total = sum(
-        torch.distributions.kl_divergence(
-            torch.distributions.MultivariateNormal(q.mean[l], torch.cholesky_inverse(q.precision_factor[l])),
-            torch.distributions.MultivariateNormal(torch.zeros_like(q.mean[l]), torch.eye(len(t.inducing)).double()),
-        )
-        for l in range(toys.L)
-    )
-    close(q.kl(), total)
 
 
 @both_kinds
@@ -281,9 +167,7 @@ def test_float32_is_finite_and_ordered_with_near_duplicate_inducing_points(kind,
         cast = toys.cast(t, dtype)
 
         def bound(q, t=cast):
-            return (
-                rows_of(t, everyone(t), q, jitter=None) if kind == "rows" else patients_of(t, [0, 1, 2], q, jitter=None)
-            )
+            return d3(t, all_rows(t), q, jitter=None) if kind == "rows" else d4(t, [0, 1, 2], q, jitter=None)
 
         q = optimum(bound(random_q(cast)).statistics)
         values[dtype] = bound(q.to(dtype)).value.double() + q.kl()
@@ -300,12 +184,12 @@ def test_gradients(which, trends):
     names = [name for name, _ in t.kernel.named_parameters()]
 
     def value(mean, var, noise, inducing, *parameters):
-        kernel = _Stub(t.kernel, dict(zip(names, parameters, strict=True)))
+        kernel = _KernelWith(t.kernel, dict(zip(names, parameters, strict=True)))
         other = toys.Toy(kernel, t.x, t.group, mean, var, noise, inducing)
         if which == "rows":
-            return rows_of(other, everyone(t), q).value
+            return d3(other, all_rows(t), q).value
         if which == "patients":
-            return patients_of(other, [0, 1, 2], q).value
+            return d4(other, [0, 1, 2], q).value
         same = (t.group[:, None] == t.group).double()
         dense = kernel(t.x, t.x, kernel.shared) + kernel(t.x, t.x, kernel.own) * same
         return exact_kl(mean, var, dense + torch.diag_embed(noise[:, None].expand(-1, t.n))).sum()
@@ -314,7 +198,7 @@ def test_gradients(which, trends):
     assert torch.autograd.gradcheck(value, tuple(i.clone().requires_grad_() for i in inputs))
 
 
-class _Stub:
+class _KernelWith:
     """The kernel with other parameters, as a function of them."""
 
     def __init__(self, kernel, parameters):
@@ -351,7 +235,7 @@ def test_permuting_rows_within_patients_and_patients_changes_nothing():
         t.noise,
         t.inducing,
     )
-    close(patients_of(moved, [0, 1, 2, 3], q).value, patients_of(t, [0, 1, 2, 3], q).value)
+    close(d4(moved, [0, 1, 2, 3], q).value, d4(t, [0, 1, 2, 3], q).value)
 
 
 def test_blocks_pad_and_gather():
@@ -366,7 +250,7 @@ def test_no_shared_component_needs_no_inducing_points():
     own = toys.Toy(kernel, t.x, t.group, t.mean, t.var, t.noise, t.x[:0])
     q = Whitened(torch.zeros(toys.L, 0).double(), torch.zeros(toys.L, 0, 0).double())
     exact = sum(toys.dense_kl(t.mean[l], t.var[l], toys.dense_covariance(own, l)) for l in range(toys.L))
-    close(patients_of(own, [0, 1], q).value + q.kl(), exact)
+    close(d4(own, [0, 1], q).value + q.kl(), exact)
 
 
 def test_permuting_covariate_columns_changes_nothing():
@@ -379,4 +263,4 @@ def test_permuting_covariate_columns_changes_nothing():
     kernel.load_state_dict(t.kernel.state_dict())
     moved = toys.Toy(kernel, t.x[:, order], t.group, t.mean, t.var, t.noise, t.inducing[:, order])
     q = random_q(t)
-    close(patients_of(moved, [0, 1, 2, 3], q).value, patients_of(t, [0, 1, 2, 3], q).value)
+    close(d4(moved, [0, 1, 2, 3], q).value, d4(t, [0, 1, 2, 3], q).value)

@@ -1,3 +1,5 @@
+"""Kernels other than `gp` and `cat`: against GPyTorch, and in a model."""
+
 import subprocess
 import sys
 
@@ -18,7 +20,7 @@ def rows(n, seed):
     return torch.randn(n, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).requires_grad_()
 
 
-def shaken(kernel, seed=0):
+def perturbed(kernel, seed=0):
     g = torch.Generator().manual_seed(seed)
     for p in kernel.parameters():
         p.data.add_(0.4 * torch.randn(p.shape, generator=g, dtype=p.dtype))
@@ -32,27 +34,29 @@ def gradient_by_log(value, kernel, name):
     return slope * getattr(kernel, name) / torch.sigmoid(raw)
 
 
-def same(ours, theirs, x1, x2, parameters):
+def assert_same(ours, theirs, x1, x2, parameters):
     """Values, gradients by inputs and by log parameters: (ours, name of theirs, d log theirs / d log ours)."""
     # GPyTorch multiplies squared distances out, which costs half of the digits of a small one.
-    near = {"rtol": 1e-6, "atol": 1e-9}
+    tolerance = {"rtol": 1e-6, "atol": 1e-9}
     weight = torch.randn(len(x1), len(x2), dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-    one = x1[:, COLUMNS], x2[:, COLUMNS]
-    got = ours(x1, x2).expand(L, -1, -1)
+    chosen = x1[:, COLUMNS], x2[:, COLUMNS]
+    value = ours(x1, x2).expand(L, -1, -1)
     for l in range(L):
         kernel = theirs(l)
-        want = kernel(*one).to_dense()
-        torch.testing.assert_close(got[l], want, **near)
-        value, reference = (got[l] * weight).sum(), (want * weight).sum()
+        expected = kernel(*chosen).to_dense()
+        torch.testing.assert_close(value[l], expected, **tolerance)
+        loss, reference = (value[l] * weight).sum(), (expected * weight).sum()
         for mine, yours in zip(
-            torch.autograd.grad(value, (x1, x2), retain_graph=True),
+            torch.autograd.grad(loss, (x1, x2), retain_graph=True),
             torch.autograd.grad(reference, (x1, x2), retain_graph=True),
             strict=True,
         ):
-            torch.testing.assert_close(mine, yours, **near)
+            torch.testing.assert_close(mine, yours, **tolerance)
         for parameter, name, power in parameters:
-            (mine,) = torch.autograd.grad(value, parameter, retain_graph=True)
-            torch.testing.assert_close(mine[:, l], power * gradient_by_log(reference, kernel, name).flatten(), **near)
+            (mine,) = torch.autograd.grad(loss, parameter, retain_graph=True)
+            torch.testing.assert_close(
+                mine[:, l], power * gradient_by_log(reference, kernel, name).flatten(), **tolerance
+            )
 
 
 def test_linear_equals_gpytorch():
@@ -61,23 +65,23 @@ def test_linear_equals_gpytorch():
         kernel.variance = 1.0
         return kernel
 
-    same(Linear(COLUMNS), theirs, rows(5, 0), rows(4, 1), [])
+    assert_same(Linear(COLUMNS), theirs, rows(5, 0), rows(4, 1), [])
 
 
 @pytest.mark.parametrize("nu", [0.5, 1.5, None])
 def test_matern_equals_gpytorch(nu):
-    ours = shaken(Matern(COLUMNS, L, torch.float64, nu))
+    ours = perturbed(Matern(COLUMNS, L, torch.float64, nu))
 
     def theirs(l):
         kernel = gpytorch.kernels.MaternKernel(nu or 2.5, ard_num_dims=2).double()
         kernel.lengthscale = ours.log_lengthscale[:, l].exp().detach()
         return kernel
 
-    same(ours, theirs, rows(5, 0), rows(4, 1), [(ours.log_lengthscale, "lengthscale", 1.0)])
+    assert_same(ours, theirs, rows(5, 0), rows(4, 1), [(ours.log_lengthscale, "lengthscale", 1.0)])
 
 
 def test_periodic_equals_gpytorch():
-    ours = shaken(Periodic(COLUMNS, L, torch.float64))
+    ours = perturbed(Periodic(COLUMNS, L, torch.float64))
 
     def theirs(l):
         kernel = gpytorch.kernels.PeriodicKernel(ard_num_dims=2).double()
@@ -86,7 +90,7 @@ def test_periodic_equals_gpytorch():
         return kernel
 
     pairs = [(ours.log_lengthscale, "lengthscale", 2.0), (ours.log_period, "period_length", 1.0)]
-    same(ours, theirs, rows(5, 0), rows(4, 1), pairs)
+    assert_same(ours, theirs, rows(5, 0), rows(4, 1), pairs)
 
 
 @pytest.mark.parametrize("nu", [0.5, 1.5, 2.5])
@@ -112,18 +116,18 @@ def test_matern_has_finite_gradients_where_inputs_coincide(nu):
 )
 def test_passed_kernel_has_a_copy_per_latent_dimension(kernel):
     before = {name: value.clone() for name, value in kernel.state_dict().items()}
-    ours = shaken(Passed(COLUMNS, L, torch.float64, kernel))
+    ours = perturbed(Passed(COLUMNS, L, torch.float64, kernel))
     x1, x2 = rows(5, 0), rows(4, 1)
-    got = ours(x1, x2)
+    value = ours(x1, x2)
     for l in range(L):
-        torch.testing.assert_close(got[l], ours.copies[l](x1[:, COLUMNS], x2[:, COLUMNS]).to_dense())
-    assert not torch.allclose(got[0], got[1])
+        torch.testing.assert_close(value[l], ours.copies[l](x1[:, COLUMNS], x2[:, COLUMNS]).to_dense())
+    assert not torch.allclose(value[0], value[1])
     diagonal = ours(x1, x1).diagonal(dim1=-2, dim2=-1)
     torch.testing.assert_close(ours.diagonal(x1), diagonal, rtol=1e-6, atol=1e-9)
-    got.square().sum().backward()
+    value.square().sum().backward()
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in (x1, x2, *ours.parameters()))
-    for name, value in kernel.state_dict().items():
-        torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+    for name, parameter in kernel.state_dict().items():
+        torch.testing.assert_close(parameter, before[name], rtol=0, atol=0)
 
 
 # In a model.
@@ -152,7 +156,7 @@ def test_passed_kernel_that_cannot_be_used_is_refused(kernel, message):
 @pytest.mark.parametrize(
     "term", ["lin(day):cat(id)", "gp(age):matern(day, nu=0.5)", "periodic(day, period=7)", "rough(day)"]
 )
-def test_exact_expectation_names_the_term_that_it_cannot_take(term):
+def test_exact_expectation_names_the_term_it_cannot_integrate(term):
     kernels = {"rough": RQ()} if "rough" in term else None
     with pytest.raises(ValueError, match="exact") as caught:
         GPPriorVAE(SCHEMA, prior=f"gp(day) + {term}", kernels=kernels, expectation="exact")
@@ -201,7 +205,7 @@ def test_model_fits_imputes_and_predicts(prior):
         assert all(p != start for p in copies)
 
 
-def extrapolated(truth, prior, seed=0):
+def extrapolation_error(truth, prior, seed=0):
     """Error beyond the training range, in standard deviations of the truth there."""
     rng = np.random.default_rng(seed)
     schema = Schema(["a", "b"], {}, time="day")
@@ -224,9 +228,9 @@ def extrapolated(truth, prior, seed=0):
     ],
     ids=["linear", "periodic"],
 )
-def test_prior_that_knows_the_shape_extrapolates(truth, prior):
-    good, plain = extrapolated(truth, prior), extrapolated(truth, "gp(day)")
-    assert good < 0.25
+def test_prior_with_the_shape_of_the_truth_extrapolates(truth, prior):
+    shaped, plain = extrapolation_error(truth, prior), extrapolation_error(truth, "gp(day)")
+    assert shaped < 0.25
     assert plain > 0.7
 
 
@@ -239,7 +243,7 @@ def test_linear_kernel_of_a_constant_column_is_zero(prior):
     assert np.isfinite(model.predict(table).to_numpy()).all()
 
 
-WITHOUT = """
+WITHOUT_GPYTORCH = """
 import sys
 sys.modules["gpytorch"] = None  # importing it fails
 import lacova
@@ -254,5 +258,5 @@ assert kernel(torch.randn(3, 2), torch.randn(3, 2), [0, 1]).shape == (1, 3, 3)
 
 
 def test_built_in_kernels_need_no_gpytorch():
-    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", WITHOUT_GPYTORCH], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

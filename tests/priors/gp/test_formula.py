@@ -1,3 +1,5 @@
+"""Formulas: what they mean, how they are refused, and how they are written."""
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,7 +46,7 @@ KINDS = {"id": SCHEMA, "time": TIME, "plain": PLAIN}
         ),
     ],
 )
-def test_parse(formula, expected):
+def test_components_of_a_formula(formula, expected):
     assert components(formula, SCHEMA) == expected
 
 
@@ -59,9 +61,9 @@ def test_parse(formula, expected):
     ],
 )
 def test_product_is_both_terms_and_their_interaction(short, long):
-    got = components(short, SCHEMA)
-    assert got == components(long, SCHEMA)
-    assert len(got) == long.count("+") + 1
+    terms = components(short, SCHEMA)
+    assert terms == components(long, SCHEMA)
+    assert len(terms) == long.count("+") + 1
 
 
 def test_order_of_gp_and_cat_within_a_term_does_not_matter():
@@ -261,7 +263,7 @@ def some_components(draw):
 
 @settings(deadline=None)
 @given(some_components())
-def test_any_component_comes_back_from_its_formula(component):
+def test_any_component_survives_a_round_trip_through_its_formula(component):
     kinds = {name: "continuous" for name in AWKWARD} | {"sex": "categorical", "a:b": "categorical"}
     schema = Schema(["alt"], kinds, instance="the id")
     rough = {factor.kernel for factor in component.factors} & {"rough"}
@@ -298,7 +300,7 @@ def test_refusal_of_a_malformed_formula_has_no_terminal_colours():
     assert "\x1b" not in refusal("gp(day) +")
 
 
-def test_column_name_that_is_no_identifier_stands_in_backticks():
+def test_backticks_quote_a_column_name_that_is_no_identifier():
     schema = Schema(["alt"], {"body mass": "continuous", "a-b": "categorical"})
     expected = Component(("body mass",), ("a-b",))
     assert components("gp(`body mass`):cat(`a-b`)", schema) == [expected]

@@ -1,4 +1,4 @@
-"""Sums and products of kernels; the kernels beside `gp` and `cat` one by one stand in test_factors.py."""
+"""Sums and products of kernels; test_factors.py tests the kernels other than `gp` and `cat` one by one."""
 
 import gpytorch
 import pytest
@@ -9,15 +9,12 @@ from hypothesis import strategies as st
 from lacova.priors.gp.formula import Component, Factor
 from lacova.priors.gp.kernels import AdditiveKernel
 from tests.priors.gp import toys
+from tests.priors.gp.toys import close
 
 PASSED = {"rough": gpytorch.kernels.RQKernel(), "square": gpytorch.kernels.PolynomialKernel(2)}
 
 
-def close(a, b, rtol=1e-8):
-    torch.testing.assert_close(a, b, rtol=rtol, atol=1e-10)
-
-
-def check(kernel, x, s):
+def check_kernel(kernel, x, s):
     """Sums and products equal loops; the diagonal is that of the matrix; no eigenvalue is negative."""
     every = range(len(kernel.components))
     dense = kernel(x, s, every)
@@ -33,7 +30,7 @@ def check(kernel, x, s):
 @pytest.mark.parametrize("trends", [False, True])
 def test_kernel_equals_loops(trends):
     t = toys.toy(trends=trends)
-    check(t.kernel, t.x, t.inducing)
+    check_kernel(t.kernel, t.x, t.inducing)
 
 
 def test_gp_equals_gpytorch():
@@ -66,7 +63,7 @@ def test_any_formula_is_a_kernel(components, seed):
     x = torch.randn(4, 3, generator=g, dtype=torch.float64)
     x[:, 2] = (x[:, 2] > 0).double()
     x[3, :2] = x[0, :2]
-    check(kernel, x, x[:2] + torch.tensor([0.1, 0.1, 0.0]))
+    check_kernel(kernel, x, x[:2] + torch.tensor([0.1, 0.1, 0.0]))
 
 
 def test_batches_of_blocks_equal_blocks_one_by_one():
@@ -85,7 +82,7 @@ def test_batches_of_blocks_equal_blocks_one_by_one():
         close(diagonal[:, v], kernel(x[v], x[v], [0, 2, 5]).diagonal(dim1=-2, dim2=-1), rtol=1e-7)
 
 
-def test_start():
+def test_initial_parameters():
     terms = [*toys.TRENDS, Component(factors=(Factor("periodic", ("t", "age")),))]
     kernel = AdditiveKernel(terms, toys.SPACE, toys.L)
     close(kernel.log_variance.exp(), torch.full((6, toys.L), 1 / 6, dtype=torch.float64))

@@ -1,41 +1,20 @@
+"""Prediction with the posterior of v against dense algebra."""
+
 import pytest
 import torch
 
-from lacova.data.batches import blocks
 from lacova.nn import linalg
-from lacova.priors.gp.bounds import patient_bound, project, row_bound
-from lacova.priors.gp.inducing import Whitened
-from lacova.priors.gp.posterior import (
-    History,
-    latent_posterior,
-    patient_encoder_spread,
-    predict_blocks,
-    row_encoder_spread,
-)
+from lacova.priors.base import History
+from lacova.priors.gp.posterior import predict_blocks
 from tests.priors.gp import toys
+from tests.priors.gp.toys import both_kinds, posterior_of
 
-RTOL = 1e-8
-both_kinds = pytest.mark.parametrize("trends", [False, True], ids=["gp and cat", "other kernels"])
+TOLERANCE = {"rtol": 1e-8, "atol": 1e-8}
 
 
 @pytest.fixture(autouse=True)
 def _almost_no_jitter(monkeypatch):
     monkeypatch.setitem(linalg.JITTER, torch.float64, 1e-14)
-
-
-def cache_posterior(t):
-    a = project(t.kernel, t.inducing, t.x)
-    rows, one = torch.arange(t.n), torch.ones(t.n, dtype=t.x.dtype)
-    m = len(t.inducing)
-    q = Whitened(torch.zeros(toys.L, m).double(), torch.eye(m).double().repeat(toys.L, 1, 1))
-    if not t.kernel.own:
-        stats = row_bound(
-            a, t.kernel.diagonal(t.x, t.kernel.shared), q, t.noise, t.mean, t.var, rows, one, 1.0
-        ).statistics
-        return latent_posterior(stats, row_encoder_spread(a, t.noise, t.var, one))
-    weight = torch.ones(int(t.group.max()) + 1, dtype=t.x.dtype)
-    stats = patient_bound(t.kernel, a, t.x, blocks(t.group), q, t.noise, t.mean, t.var, rows, weight, 1.0).statistics
-    return latent_posterior(stats, patient_encoder_spread(t.kernel, a, t.x, blocks(t.group), t.noise, t.var, weight))
 
 
 def dense_prediction(t, l, x, group, low_rank):
@@ -71,16 +50,16 @@ def test_prediction_equals_dense_algebra(own, low_rank, trends):
         t.inducing = t.x
     new = toys.toy(visits=(2, 1, 3), seed=9).x
     group = torch.tensor([4, 4, 5, 6, 6, 6])  # patients never seen
-    posterior = cache_posterior(t)
+    posterior = posterior_of(t)
     mean, covariance, pad = predict_blocks(
         t.kernel, t.inducing, posterior, t.noise, new, torch.tensor([0, 0, 1, 2, 2, 2])
     )
     for l in range(toys.L):
-        want_mean, want_covariance = dense_prediction(t, l, new, group, low_rank)
-        torch.testing.assert_close(mean[l][pad.filled], want_mean, rtol=RTOL, atol=1e-8)
+        expected_mean, expected_covariance = dense_prediction(t, l, new, group, low_rank)
+        torch.testing.assert_close(mean[l][pad.filled], expected_mean, **TOLERANCE)
         block = covariance[l, 2]
-        torch.testing.assert_close(block, want_covariance[3:, 3:], rtol=RTOL, atol=1e-8)
-        torch.testing.assert_close(covariance[l, 1, 0, 0], want_covariance[2, 2], rtol=RTOL, atol=1e-8)
+        torch.testing.assert_close(block, expected_covariance[3:, 3:], **TOLERANCE)
+        torch.testing.assert_close(covariance[l, 1, 0, 0], expected_covariance[2, 2], **TOLERANCE)
 
 
 @both_kinds
@@ -90,7 +69,7 @@ def test_prediction_with_history_of_a_training_patient_equals_dense_algebra(low_
     if not low_rank:
         t.inducing = t.x
     new = toys.toy(visits=(5,), seed=9).x
-    posterior = cache_posterior(t)
+    posterior = posterior_of(t)
     # New rows of patients 2, 2, 0, 3, and of one who was never seen.
     past = torch.cat([torch.arange(4, 8), torch.arange(3), torch.arange(8, 10)])
     history = History(
@@ -101,21 +80,21 @@ def test_prediction_with_history_of_a_training_patient_equals_dense_algebra(low_
         t.kernel, t.inducing, posterior, t.noise, new, torch.tensor([0, 0, 1, 2, 3]), history
     )
     for l in range(toys.L):
-        want_mean, want_covariance = dense_prediction(t, l, new, torch.tensor([2, 2, 0, 3, 7]), low_rank)
-        torch.testing.assert_close(mean[l][pad.filled], want_mean, rtol=RTOL, atol=1e-8)
-        torch.testing.assert_close(covariance[l, 0], want_covariance[:2, :2], rtol=RTOL, atol=1e-8)
+        expected_mean, expected_covariance = dense_prediction(t, l, new, torch.tensor([2, 2, 0, 3, 7]), low_rank)
+        torch.testing.assert_close(mean[l][pad.filled], expected_mean, **TOLERANCE)
+        torch.testing.assert_close(covariance[l, 0], expected_covariance[:2, :2], **TOLERANCE)
         for block, row in ((1, 2), (2, 3), (3, 4)):
-            torch.testing.assert_close(covariance[l, block, 0, 0], want_covariance[row, row], rtol=RTOL, atol=1e-8)
+            torch.testing.assert_close(covariance[l, block, 0, 0], expected_covariance[row, row], **TOLERANCE)
 
 
 def test_history_of_a_new_patient_narrows_its_prediction():
     t = toys.toy(visits=(4, 4, 4))
-    posterior = cache_posterior(t)
+    posterior = posterior_of(t)
     x = t.x[:2] + 0.01
     history = History(
         t.x[:4], t.mean[:, :4].T, 0.01 * t.var[:, :4].T, torch.zeros(4, dtype=torch.long), torch.tensor([False])
     )
     group = torch.zeros(2, dtype=torch.long)
-    _, alone, _ = predict_blocks(t.kernel, t.inducing, posterior, t.noise, x, group)
-    _, informed, _ = predict_blocks(t.kernel, t.inducing, posterior, t.noise, x, group, history)
-    assert (informed.diagonal(dim1=-2, dim2=-1) < alone.diagonal(dim1=-2, dim2=-1)).all()
+    _, without, _ = predict_blocks(t.kernel, t.inducing, posterior, t.noise, x, group)
+    _, with_history, _ = predict_blocks(t.kernel, t.inducing, posterior, t.noise, x, group, history)
+    assert (with_history.diagonal(dim1=-2, dim2=-1) < without.diagonal(dim1=-2, dim2=-1)).all()

@@ -1,3 +1,5 @@
+"""Expectations of the kernel at uncertain inputs against quadrature and sampling."""
+
 import numpy as np
 import pytest
 import torch
@@ -9,12 +11,12 @@ from lacova.priors.gp.uncertain import (
     expected_cross,
     expected_kernel,
     expected_outer,
-    inducing_root,
-    points,
-    uncertain,
+    inducing_whitener,
+    known_inputs,
+    uncertain_inputs,
 )
 from tests.priors.gp import toys
-from tests.priors.gp.test_bounds import random_q
+from tests.priors.gp.toys import random_q
 
 SPACE = toys.SPACE
 
@@ -25,16 +27,16 @@ def inputs(n=4, seed=0, gaps=((0, 1), (1, 2), (2, 0), (2, 1), (2, 2))):
     known = torch.ones(n, 3, dtype=torch.bool)
     for i, c in gaps:
         known[i, c] = False
-    distribution = FactorisedDistribution(
+    q_x = FactorisedDistribution(
         torch.randn(n, 3, generator=g, dtype=torch.float64),
         torch.rand(n, 3, generator=g, dtype=torch.float64) + 0.1,
         torch.log_softmax(torch.randn(n, 3, 2, generator=g, dtype=torch.float64), -1),
     )
-    return t, uncertain(t.x, known, distribution, SPACE)
+    return t, uncertain_inputs(t.x, known, q_x, SPACE)
 
 
 def quadrature(x, order=40):
-    """All completions of one row with probabilities: Gauss–Hermite in the numbers, every level."""
+    """Completions of one row with their probabilities: Gauss–Hermite nodes of the numbers, and every level."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(order)
     nodes, weights = torch.tensor(nodes), torch.tensor(weights / weights.sum())
     t, a, level = torch.meshgrid(nodes, nodes, torch.arange(2.0).double(), indexing="ij")
@@ -45,14 +47,14 @@ def quadrature(x, order=40):
 
 def test_known_inputs_give_the_kernel_itself():
     t, _ = inputs()
-    got = expected_kernel(t.kernel, points(t.inducing, SPACE), points(t.x, SPACE), t.kernel.shared)
-    torch.testing.assert_close(got, t.kernel(t.inducing, t.x, t.kernel.shared), rtol=1e-12, atol=0)
+    value = expected_kernel(t.kernel, known_inputs(t.inducing, SPACE), known_inputs(t.x, SPACE), t.kernel.shared)
+    torch.testing.assert_close(value, t.kernel(t.inducing, t.x, t.kernel.shared), rtol=1e-12, atol=0)
 
 
 def test_first_and_second_moments_equal_quadrature():
     t, x = inputs()
     one = torch.ones(toys.L, 1, dtype=torch.float64)
-    first = expected_kernel(t.kernel, points(t.inducing, SPACE), x, t.kernel.shared)
+    first = expected_kernel(t.kernel, known_inputs(t.inducing, SPACE), x, t.kernel.shared)
     for i in range(4):
         full, weight = quadrature(x.take(torch.tensor(i)))
         k = t.kernel(t.inducing, full, t.kernel.shared)
@@ -63,10 +65,10 @@ def test_first_and_second_moments_equal_quadrature():
 
 def test_kernel_between_two_uncertain_inputs_equals_quadrature():
     t, x = inputs()
-    got = expected_kernel(t.kernel, x, x, t.kernel.shared)
+    value = expected_kernel(t.kernel, x, x, t.kernel.shared)
     (full1, w1), (full2, w2) = (quadrature(x.take(torch.tensor(i)), 24) for i in (1, 2))
     k = t.kernel(full1, full2, t.kernel.shared)
-    torch.testing.assert_close(got[:, 1, 2], torch.einsum("lmn,m,n->l", k, w1, w2), rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(value[:, 1, 2], torch.einsum("lmn,m,n->l", k, w1, w2), rtol=1e-8, atol=1e-12)
 
 
 def test_moments_agree_with_a_million_samples():
@@ -84,31 +86,31 @@ def test_moments_agree_with_a_million_samples():
 
 def test_cross_expectations_are_those_of_a_known_and_an_uncertain_input():
     t, x = inputs()
-    want = expected_kernel(t.kernel, points(t.inducing, SPACE), x, t.kernel.shared)
-    torch.testing.assert_close(expected_cross(t.kernel, t.inducing, x, t.kernel.shared, SPACE), want)
+    expected = expected_kernel(t.kernel, known_inputs(t.inducing, SPACE), x, t.kernel.shared)
+    torch.testing.assert_close(expected_cross(t.kernel, t.inducing, x, t.kernel.shared, SPACE), expected)
 
 
-def surplus(kernel, s, x, weight, q, jitter=None):
-    """The excess, and the mean projections beyond which it is."""
-    root, first = inducing_root(kernel, s, jitter), expected_cross(kernel, s, x, kernel.shared, SPACE)
-    return excess(kernel, s, x, first, weight, q, root, SPACE)[0], root @ first
+def excess_at(kernel, s, x, weight, q, jitter=None):
+    """The excess, and the expected projections."""
+    whitener, cross = inducing_whitener(kernel, s, jitter), expected_cross(kernel, s, x, kernel.shared, SPACE)
+    return excess(kernel, s, x, cross, weight, q, whitener, SPACE)[0], whitener @ cross
 
 
 def test_excess_is_the_expected_bound_less_the_bound_at_mean_projections():
     t, x = inputs()
     q = random_q(t)
     weight = torch.rand(toys.L, 4, dtype=torch.float64) + 0.5
-    got, mean_a = surplus(t.kernel, t.inducing, x, weight, q, jitter=1e-12)
+    value, mean_a = excess_at(t.kernel, t.inducing, x, weight, q, jitter=1e-12)
 
     def part(a):  # the part of the bounds that is not linear in a: (aᵀm)² − aᵀa + aᵀHa
         return torch.einsum("lmn,lm->ln", a, q.mean).square() - a.square().sum(1) + q.spread(a)
 
-    want = 0.0
+    expected = 0.0
     for i in range(4):
         full, probability = quadrature(x.take(torch.tensor(i)))
         a = project(t.kernel, t.inducing, full, 1e-12)
-        want = want + 0.5 * (((part(a) * probability).sum(-1) - part(mean_a)[:, i]) * weight[:, i]).sum()
-    torch.testing.assert_close(got, want, rtol=1e-7, atol=1e-10)
+        expected = expected + 0.5 * (((part(a) * probability).sum(-1) - part(mean_a)[:, i]) * weight[:, i]).sum()
+    torch.testing.assert_close(value, expected, rtol=1e-7, atol=1e-10)
 
 
 def test_gradients():
@@ -118,7 +120,7 @@ def test_gradients():
 
     def value(mean, var, prob, s):
         here = x._replace(mean=mean, var=var, prob=prob)
-        added, projection = surplus(t.kernel, s, here, weight, q)
+        added, projection = excess_at(t.kernel, s, here, weight, q)
         return added + projection.sum()
 
     s = t.inducing.clone()
@@ -139,7 +141,7 @@ def test_float32_stays_close_on_ill_conditioned_inducing_inputs(lengthscale):
         scale.data.fill_(float(np.log(lengthscale)))
     t.inducing = torch.cat([t.x, t.x + 1e-4, t.x * 0.5])
     weight = torch.full((toys.L, 4), 3.0, dtype=torch.float64)
-    exact, _ = surplus(t.kernel, t.inducing, x, weight, random_q(t))
+    exact, _ = excess_at(t.kernel, t.inducing, x, weight, random_q(t))
     single = toys.cast(t, torch.float32)
-    got, _ = surplus(single.kernel, single.inducing, x, weight, random_q(t))
-    torch.testing.assert_close(got, exact, rtol=1e-3, atol=1e-3)
+    value, _ = excess_at(single.kernel, single.inducing, x, weight, random_q(t))
+    torch.testing.assert_close(value, exact, rtol=1e-3, atol=1e-3)

@@ -4,12 +4,18 @@ import copy
 import math
 from dataclasses import dataclass, fields, replace
 
+import pytest
 import torch
 from torch import Tensor
 
+from lacova.data.batches import blocks
 from lacova.data.covariate_space import CovariateSpace
+from lacova.nn.linalg import cholesky
+from lacova.priors.gp.bounds import patient_bound, project, row_bound
 from lacova.priors.gp.formula import Component, Factor
+from lacova.priors.gp.inducing import Whitened
 from lacova.priors.gp.kernels import AdditiveKernel
+from lacova.priors.gp.posterior import latent_posterior, patient_encoder_spread, row_encoder_spread
 
 SPACE = CovariateSpace(names=("t", "age", "sex"), levels=(0, 0, 2), static=(False, False, False))
 SHARED = (Component(("t",)), Component(("t", "age"), ("sex",)))
@@ -29,10 +35,17 @@ OWN_TRENDS = (
     Component(instance=True, factors=(Factor("periodic", ("t",)), Factor("matern", ("age",)))),
 )
 L = 2
+both_kinds = pytest.mark.parametrize("trends", [False, True], ids=["gp and cat", "other kernels"])
+
+
+def close(actual, expected, rtol=1e-8, atol=1e-10):
+    torch.testing.assert_close(torch.as_tensor(actual), torch.as_tensor(expected), rtol=rtol, atol=atol)
 
 
 @dataclass
 class Toy:
+    """A kernel, rows x of patients `group`, q(Z), σ_z² and inducing inputs."""
+
     kernel: AdditiveKernel
     x: Tensor
     group: Tensor
@@ -47,16 +60,18 @@ class Toy:
 
 
 def cast(t: Toy, dtype):
+    """The same problem in another precision."""
     floats = {f.name: getattr(t, f.name).to(dtype) for f in fields(t) if f.name not in ("kernel", "group")}
     return replace(t, kernel=copy.deepcopy(t.kernel).to(dtype), **floats)
 
 
 def toy(visits=(3, 1, 4, 2), own=True, inducing=5, seed=0, trends=False):
+    """A random problem with so many visits per patient; `own` adds components with the instance."""
     dtype = torch.float64
     g = torch.Generator().manual_seed(seed)
     n = sum(visits)
-    shared, mine = (TRENDS, OWN_TRENDS) if trends else (SHARED, OWN)
-    kernel = AdditiveKernel(shared + (mine if own else ()), SPACE, L, dtype=dtype)
+    shared_terms, own_terms = (TRENDS, OWN_TRENDS) if trends else (SHARED, OWN)
+    kernel = AdditiveKernel(shared_terms + (own_terms if own else ()), SPACE, L, dtype=dtype)
     for p in kernel.parameters():
         p.data.add_(0.3 * torch.randn(p.shape, generator=g, dtype=dtype))
     x = torch.randn(n, 3, generator=g, dtype=dtype)
@@ -71,6 +86,7 @@ def toy(visits=(3, 1, 4, 2), own=True, inducing=5, seed=0, trends=False):
 
 
 def kernel_by_loops(kernel, x1, x2, part, l):
+    """The kernel matrix of the components in `part` for latent dimension l, entry by entry."""
     out = torch.zeros(len(x1), len(x2), dtype=x1.dtype)
     for i in range(len(x1)):
         for j in range(len(x2)):
@@ -120,6 +136,7 @@ def dense_covariance(t: Toy, l: int):
 
 
 def dense_kl(mean, var, covariance):
+    """KL[N(mean, diag var) ‖ N(0, covariance)]."""
     q = torch.distributions.MultivariateNormal(mean, torch.diag(var))
     return torch.distributions.kl_divergence(
         q, torch.distributions.MultivariateNormal(torch.zeros_like(mean), covariance)
@@ -163,3 +180,68 @@ def d4_as_printed(t: Toy, l: int, m, H):
     q = torch.distributions.MultivariateNormal(m, H)
     kl = torch.distributions.kl_divergence(q, torch.distributions.MultivariateNormal(torch.zeros_like(m), kss))
     return 0.5 * total - 0.5 * t.n + kl
+
+
+def random_q(t: Toy, seed=1):
+    """Some q(v)."""
+    g = torch.Generator().manual_seed(seed)
+    m = torch.randn(L, len(t.inducing), generator=g, dtype=t.x.dtype)
+    root = torch.randn(L, len(t.inducing), len(t.inducing), generator=g, dtype=t.x.dtype)
+    precision = root @ root.mT + torch.eye(len(t.inducing), dtype=t.x.dtype)
+    return Whitened(m, cholesky(precision, jitter=0.0))
+
+
+def unwhiten(t: Toy, q, l):
+    """Mean and covariance of u = C v."""
+    c = torch.linalg.cholesky(kernel_by_loops(t.kernel, t.inducing, t.inducing, t.kernel.shared, l))
+    h = torch.cholesky_inverse(q.precision_factor[l])
+    return c @ q.mean[l], c @ h @ c.T
+
+
+def optimum(statistics):
+    """The q(v) with the lowest bound: H⁻¹ = I + A, H⁻¹m = b."""
+    eye = torch.eye(statistics.precision.shape[-1], dtype=statistics.precision.dtype)
+    factor = cholesky(eye + statistics.precision, jitter=0.0)
+    return Whitened(torch.cholesky_solve(statistics.shift[..., None], factor)[..., 0], factor)
+
+
+def all_rows(t: Toy):
+    return torch.ones(t.n, dtype=torch.bool)
+
+
+def d3(t: Toy, rows, q, scale=1.0, jitter=0.0):
+    """D̂³ of the rows in a mask."""
+    a = project(t.kernel, t.inducing, t.x[rows], jitter)
+    count = int(rows.sum())
+    return row_bound(
+        a, t.kernel.diagonal(t.x[rows], t.kernel.shared), q, t.noise, t.mean[:, rows], t.var[:, rows],
+        torch.arange(count), torch.ones(count, dtype=t.x.dtype), scale,
+    )  # fmt: skip
+
+
+def d4(t: Toy, patients, q, scale=1.0, jitter=0.0):
+    """D̂⁴ of some patients."""
+    rows = torch.isin(t.group, torch.tensor(patients))
+    group = torch.unique_consecutive(t.group[rows], return_inverse=True)[1]
+    x = t.x[rows]
+    weight = torch.ones(len(patients), dtype=t.x.dtype)
+    return patient_bound(
+        t.kernel, project(t.kernel, t.inducing, x, jitter), x, blocks(group), q, t.noise,
+        t.mean[:, rows], t.var[:, rows], torch.arange(len(x)), weight, scale,
+    )  # fmt: skip
+
+
+def posterior_of(t: Toy):
+    """The posterior of v given all rows."""
+    q = random_q(t)  # the statistics do not depend on it
+    a = project(t.kernel, t.inducing, t.x)
+    if not t.kernel.own:
+        one = torch.ones(t.n, dtype=t.x.dtype)
+        statistics = d3(t, all_rows(t), q, jitter=None).statistics
+        return latent_posterior(statistics, row_encoder_spread(a, t.noise, t.var, one))
+    patients = int(t.group.max()) + 1
+    weight = torch.ones(patients, dtype=t.x.dtype)
+    statistics = d4(t, list(range(patients)), q, jitter=None).statistics
+    return latent_posterior(
+        statistics, patient_encoder_spread(t.kernel, a, t.x, blocks(t.group), t.noise, t.var, weight)
+    )

@@ -1,6 +1,6 @@
-"""One file of tensors and a JSON document: written whole or not at all, read without trusting a byte of it.
+"""One file of tensors and a JSON document, written whole or not at all, and checked when it is read.
 
-The file is a safetensors file whose metadata hold the document. docs/storage.md states the format.
+It is a safetensors file whose metadata hold the document. docs/storage.md states the format.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from lacova import __version__
 from lacova.data.io.atomic import replacing
 
 FORMAT = "lacova"
-FORMAT_VERSION = 1
-MAX_HEADER = 100_000_000  # bytes; safetensors reads no longer one
+FORMAT_VERSION = 2
+MAX_HEADER = 100_000_000  # bytes; safetensors reads no longer header
 MAX_FILE = 2**36
-DIGEST = re.compile(rb'\\"sha256\\": \\"([0-9a-f]{64})\\"')  # as it stands in the header: JSON within JSON
+DIGEST = re.compile(rb'\\"sha256\\": \\"([0-9a-f]{64})\\"')  # as written in the header: JSON within JSON
 
 
 class StorageError(ValueError):
@@ -36,7 +36,7 @@ class StorageError(ValueError):
 
 
 def write(path: str | os.PathLike[str], document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write a document and tensors, from whatever device, to `path`."""
+    """Write a document and tensors, on any device, to `path`."""
     about = {"format": FORMAT, "format_version": FORMAT_VERSION, "lacova_version": __version__, "sha256": "0" * 64}
     text = json.dumps({**about, **document}, allow_nan=False)
     copies = {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in tensors.items()}
@@ -53,7 +53,7 @@ def write(path: str | os.PathLike[str], document: Mapping[str, Any], tensors: Ma
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The document and the tensors (on the host) of a file that `write` wrote; refuses any other."""
+    """Return the document and the tensors, on the host, of a file written by `write`; refuse any other file."""
     name = os.fspath(path)
     if not os.path.exists(name):
         raise FileNotFoundError(f"{name} does not exist.")
@@ -79,17 +79,17 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor
 
 
 def digest(tensors: Mapping[str, Tensor | None]) -> str:
-    """SHA-256 of tensors, with their names, types and shapes."""
-    found = hashlib.sha256()
+    """Return the SHA-256 of tensors, with their names, types and shapes."""
+    sha = hashlib.sha256()
     for name, value in tensors.items():
-        found.update(f"{name}:{None if value is None else (value.dtype, *value.shape)};".encode())
+        sha.update(f"{name}:{None if value is None else (value.dtype, *value.shape)};".encode())
         if value is not None:
-            found.update(value.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
-    return found.hexdigest()
+            sha.update(value.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
+    return sha.hexdigest()
 
 
 def _document(start: bytes, length: int, name: str) -> dict[str, Any]:
-    """The document in a header, once it is known to be of this version."""
+    """Return the document of a header; refuse one that is damaged or of a newer format."""
     try:
         header = json.loads(start[8 : 8 + length].decode())
         text = header["__metadata__"][FORMAT]
@@ -109,7 +109,7 @@ def _document(start: bytes, length: int, name: str) -> dict[str, Any]:
 
 
 def written_by(document: Mapping[str, Any]) -> str:
-    """The version that a document says it was written by."""
+    """Return the version of lacova that wrote a document, "(unknown)" if it names none."""
     version = document.get("lacova_version")
     return version if isinstance(version, str) and re.fullmatch(r"[0-9][0-9A-Za-z.+]{0,30}", version) else "(unknown)"
 
@@ -119,27 +119,27 @@ def _no_constant(text: str) -> Never:
 
 
 def _digest_place(data: bytes | bytearray, length: int) -> tuple[int, int]:
-    found = [match.span(1) for match in DIGEST.finditer(data, 8, 8 + length)]
-    if len(found) != 1:
-        raise ValueError(f"{len(found)} checksums")
-    return found[0]
+    places = [match.span(1) for match in DIGEST.finditer(data, 8, 8 + length)]
+    if len(places) != 1:
+        raise ValueError(f"{len(places)} checksums")
+    return places[0]
 
 
 def _digest(data: bytes, length: int) -> str | None:
-    """SHA-256 of the file with zeros for the digits of the checksum itself."""
+    """Return the SHA-256 of the file with zeros in place of the checksum; None if it has no single checksum."""
     try:
         start, end = _digest_place(data, length)
     except ValueError:
         return None
     view = memoryview(data)
-    found = hashlib.sha256(view[:start])
-    found.update(b"0" * 64)
-    found.update(view[end:])
-    return found.hexdigest()
+    sha = hashlib.sha256(view[:start])
+    sha.update(b"0" * 64)
+    sha.update(view[end:])
+    return sha.hexdigest()
 
 
 def _replace(path: Path, data: bytearray) -> None:
-    """Put `data` at `path` in one step: until then what was there stays, and afterwards nothing else is left."""
+    """Write `data` to `path` in one step: until then the old file stays, and no temporary file is left behind."""
     if not path.parent.is_dir():
         raise FileNotFoundError(f"the folder {path.parent} does not exist; create it first.")
     if path.is_dir():
@@ -149,7 +149,7 @@ def _replace(path: Path, data: bytearray) -> None:
 
 
 def pack(value: object, what: str) -> Any:
-    """A value as JSON that keeps its type; `what` says in an error whose value it is."""
+    """Return a value as JSON that preserves its type; `what` names its owner in an error."""
     if isinstance(value, np.generic) and not isinstance(value, np.datetime64 | np.timedelta64):
         value = value.item()
     if value is None or type(value) in (str, bool, int):
@@ -172,7 +172,7 @@ def pack(value: object, what: str) -> Any:
 
 
 def unpack(value: Any) -> Any:
-    """Undo `pack`; sequences and sets come back as tuples."""
+    """Undo `pack`; sequences and sets become tuples."""
     if isinstance(value, list):
         return tuple(unpack(v) for v in value)
     if not isinstance(value, dict):

@@ -12,9 +12,9 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path in the same folder that becomes `path` if all goes well, and vanishes otherwise.
+    """Yield a temporary path in the same folder, renamed to `path` if the block succeeds and removed otherwise.
 
-    Until then what was at `path` stays as it is. Raises OSError where the folder or the disk will not have it.
+    Until then the old file stays. Raises OSError if the folder or the disk refuses the file.
     """
     handle, name = tempfile.mkstemp(prefix=_prefix(path), dir=path.parent)
     os.close(handle)
@@ -36,10 +36,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def sweep(path: Path) -> None:
-    """Remove the temporary files that processes which were killed while they wrote `path` have left beside it."""
-    left = re.compile(re.escape(_prefix(path)) + r"\w{8}")
+    """Remove temporary files left by processes that were killed while writing `path`."""
+    pattern = re.compile(re.escape(_prefix(path)) + r"\w{8}")
     for file in path.parent.iterdir():
-        if left.fullmatch(file.name):
+        if pattern.fullmatch(file.name):
             with suppress(OSError):
                 file.unlink()
 

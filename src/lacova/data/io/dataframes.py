@@ -1,4 +1,4 @@
-"""Tables of other libraries into pandas, and results back. The only module that knows of other libraries."""
+"""Tables of other DataFrame libraries to pandas, and results back. No other module handles other libraries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from lacova.data.errors import DataError
 
-# The pandas types that hold these with their gaps; everything else goes pandas' usual way.
+# pandas types that hold these Arrow types with their gaps; all others convert by pandas' defaults.
 NULLABLE = {pa.bool_(): pd.BooleanDtype()} | {
     getattr(pa, name.lower())(): getattr(pd, f"{name}Dtype")()
     for name in ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64")
@@ -26,44 +26,43 @@ Frame = TypeVar("Frame")
 
 @dataclass(frozen=True)
 class Origin(Generic[Frame]):
-    """Where a table came from, so that results can go back there.
+    """The table of the caller, so that results can return to its library.
 
     Attributes:
-        native: the caller's table; None for pandas, to which results return as they are.
-        frame: what it became. Its index numbers the rows of `native`.
-        used: the columns that were converted. The others are placeholders in `frame` and never leave their library.
+        native: the caller's table; None for pandas, where results need no conversion.
+        frame: the table as pandas. Its index numbers the rows of `native`.
+        used: the columns that were converted. The others are placeholders in `frame`, and stay in their library.
     """
 
     native: nw.DataFrame[Any] | None
     frame: pd.DataFrame
     used: frozenset[str]
 
-    def complete(self, done: pd.DataFrame) -> Frame:
-        """The caller's rows, in the order that the index of `done` says, with gaps filled and columns added."""
+    def complete(self, result: pd.DataFrame) -> Frame:
+        """Return the caller's rows, in the order of the index of `result`, with gaps filled and columns added."""
         if self.native is None:
-            return cast(Frame, done)
-        rows = self.native if done.index.equals(self.frame.index) else self.native[done.index.tolist()]
-        mine, gaps = set(self.native.columns), self.frame.isna().loc[done.index]
-        filled = [name for name in done.columns if name in self.used and gaps[name].any()]
-        added = [name for name in done.columns if name not in mine]
-        found = self._convert(done[[*filled, *added]])
-        new = [_fill(rows[name], found[name], gaps[name].to_numpy()) for name in filled]
-        return cast(
-            Frame, rows.with_columns(*new, *found.select(added).iter_columns()).select(*done.columns).to_native()
-        )
+            return cast(Frame, result)
+        rows = self.native if result.index.equals(self.frame.index) else self.native[result.index.tolist()]
+        own, gaps = set(self.native.columns), self.frame.isna().loc[result.index]
+        filled = [name for name in result.columns if name in self.used and gaps[name].any()]
+        added = [name for name in result.columns if name not in own]
+        new = self._convert(result[[*filled, *added]])
+        columns = [_fill(rows[name], new[name], gaps[name].to_numpy()) for name in filled]
+        completed = rows.with_columns(*columns, *new.select(added).iter_columns()).select(*result.columns)
+        return cast(Frame, completed.to_native())
 
     def table(self, frame: pd.DataFrame) -> Frame:
-        """A table of results in the caller's library."""
+        """Return a table of results in the caller's library."""
         return cast(Frame, frame if self.native is None else self._convert(frame).to_native())
 
     def replace(self, columns: pd.DataFrame) -> Frame:
-        """The caller's table with some columns replaced."""
+        """Return the caller's table with `columns` in place of its own."""
         if self.native is None:
             return cast(Frame, self.frame.assign(**{str(name): columns[name] for name in columns}))
         return cast(Frame, self.native.with_columns(*self._convert(columns).iter_columns()).to_native())
 
     def series(self, values: pd.Series[Any]) -> Any:
-        """A column of results in the caller's library."""
+        """Return a column of results in the caller's library."""
         return values if self.native is None else self._convert(values.to_frame())[str(values.name)].to_native()
 
     def _convert(self, frame: pd.DataFrame) -> nw.DataFrame[Any]:
@@ -73,18 +72,18 @@ class Origin(Generic[Frame]):
 
 
 def to_pandas(data: Frame, columns: Iterable[str] | None = None) -> tuple[pd.DataFrame, Origin[Frame]]:
-    """A table of any library as pandas, and the way back.
+    """Return a table of any library as pandas, and its origin.
 
     Args:
-        data: a pandas or polars DataFrame, a pyarrow Table, or what else narwhals takes for an eager table.
-        columns: those that are needed, where they exist; None for all.
+        data: a pandas or polars DataFrame, a pyarrow Table, or any other eager table that narwhals supports.
+        columns: the columns that are needed, if they exist; None for all.
     """
     if isinstance(data, pd.DataFrame):
         return data, Origin(None, data, frozenset(data.columns))
     native = _eager(data)
-    wanted = set(native.columns if columns is None else columns)
-    types = {name: dtype for name, dtype in native.schema.items() if name in wanted}
-    # polars numbers the levels of a Categorical in the order in which the process met them: sorted text it is.
+    used = set(native.columns if columns is None else columns)
+    types = {name: dtype for name, dtype in native.schema.items() if name in used}
+    # polars numbers the levels of a Categorical in the order in which the process met them, so they become sorted text.
     texts = [n for n, t in types.items() if t == nw.Categorical and native.implementation.is_polars()]
     casts = {n: nw.Float64 for n, t in types.items() if t == nw.Decimal} | dict.fromkeys(texts, nw.String)
     plain = native.select(*types).with_columns(*(nw.col(name).cast(dtype) for name, dtype in casts.items()))
@@ -108,14 +107,14 @@ def _eager(data: Any) -> nw.DataFrame[Any]:
 
 
 def _fill(old: nw.Series[Any], new: nw.Series[Any], gaps: npt.NDArray[np.bool_]) -> nw.Series[Any]:
-    """`old` with its gaps taken from `new`, of the type of `old` where that can hold them."""
+    """Return `old` with its gaps taken from `new`, in the type of `old` if that can hold them."""
     native, filler = old.to_native(), new.to_native()
     arrow = isinstance(native, pa.ChunkedArray)
     if arrow and pa.types.is_dictionary(native.type):
         return _series(_dictionary(filler, native.type), old.name)
     try:
         fitting = _series(filler.cast(native.type if arrow else native.dtype), old.name)
-    except Exception:  # libraries share no class of error: an Enum without the level, a Decimal with too few digits
+    except Exception:  # libraries share no error class: an Enum without the level, a Decimal with too few digits
         return new
     return old.zip_with(nw.new_series("seen", ~gaps, backend=old.implementation), fitting)
 
@@ -126,7 +125,7 @@ def _series(native: Any, name: str) -> nw.Series[Any]:
 
 
 def _dictionary(column: pa.ChunkedArray, kind: pa.DictionaryType) -> pa.ChunkedArray:
-    """Categories in the caller's kind of dictionary: its levels in their order, then those that it lacked."""
+    """Return categories as the caller's dictionary type: its levels in their order, then the new ones."""
     array = column.combine_chunks()
     codes, levels = array.indices.cast(kind.index_type), array.dictionary.cast(kind.value_type)
     return pa.chunked_array([pa.DictionaryArray.from_arrays(codes, levels, ordered=kind.ordered)])

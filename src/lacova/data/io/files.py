@@ -1,4 +1,4 @@
-"""Tables as files: CSV and Parquet by suffix, read with care and written whole or not at all."""
+"""Tables as files: CSV and Parquet by suffix, read with checks and written whole or not at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SUFFIXES = (".csv", ".csv.gz", ".parquet")
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """Read a table; DataError says what is wrong with a file that is none."""
+    """Read a table; a DataError says what is wrong with the file."""
     suffix = kind(path)
     if not path.exists():
         raise DataError(f"there is no file {path}.")
@@ -31,7 +31,7 @@ def read_table(path: Path) -> pd.DataFrame:
 
 @contextmanager
 def reading(path: Path, suffix: str) -> Iterator[None]:
-    """What a reader of such files may raise, as a DataError that says what is wrong with the file."""
+    """Turn the errors of a reader into DataErrors that say what is wrong with the file."""
     try:
         yield
     except DataError:
@@ -54,7 +54,7 @@ def reading(path: Path, suffix: str) -> Iterator[None]:
 
 def _read_csv(path: Path) -> pd.DataFrame:
     frame = pd.read_csv(path, low_memory=False)
-    names = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0]  # pandas renames what comes twice
+    names = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0]  # pandas renames duplicates
     twice = names[names.duplicated()].dropna().unique().tolist()
     if twice:
         raise DataError(f"{path} has more than one column named {twice[0]!r}; rename or drop all but one.")
@@ -70,7 +70,7 @@ def _read_csv(path: Path) -> pd.DataFrame:
 
 
 def check_output(path: Path) -> None:
-    """Refuse an output that could not be written, before any work is done for it."""
+    """Refuse an output that could not be written, before any work is done."""
     kind(path)
     if path.is_dir():
         raise DataError(f"{path} is a folder; name a file to write.")
@@ -86,23 +86,24 @@ def check_folder(folder: Path) -> None:
 
 
 def write_table(frame: pd.DataFrame, path: Path, index: bool = False) -> None:
-    """Write under a temporary name, then rename: there is the whole file, the old one, or none."""
+    """Write under a temporary name, then rename: `path` holds the whole file, the old one, or none."""
     suffix = kind(path)
-    with _whole(path) as temporary:
+    with _replacing(path) as temporary:
         _write(frame, temporary, suffix, index)
 
 
 def write_together(tables: Mapping[Path, pd.DataFrame], texts: Mapping[Path, str]) -> None:
-    """Write files that belong together: none gets its name before all are written."""
+    """Write files that belong together: none appears under its name before all are written."""
     with ExitStack() as stack:
         for path, frame in tables.items():
-            _write(frame, stack.enter_context(_whole(path)), kind(path))
+            _write(frame, stack.enter_context(_replacing(path)), kind(path))
         for path, text in texts.items():
-            stack.enter_context(_whole(path)).write_text(text, encoding="utf-8", newline="\n")
+            stack.enter_context(_replacing(path)).write_text(text, encoding="utf-8", newline="\n")
 
 
 @contextmanager
-def _whole(path: Path) -> Iterator[Path]:
+def _replacing(path: Path) -> Iterator[Path]:
+    """Replace a file in one step, with DataErrors in place of OSErrors."""
     try:
         with replacing(path) as temporary:
             yield temporary
@@ -118,7 +119,7 @@ def _write(frame: pd.DataFrame, path: Path, suffix: str, index: bool = False) ->
 
 
 def kind(path: Path, suffixes: Iterable[str] = SUFFIXES) -> str:
-    """The suffix, of those that are known, that a file's name ends in."""
+    """Return which of the known suffixes a file name ends in."""
     for suffix in suffixes:
         if path.name.lower().endswith(suffix):
             return suffix
@@ -126,5 +127,6 @@ def kind(path: Path, suffixes: Iterable[str] = SUFFIXES) -> str:
 
 
 def first_line(error: BaseException) -> str:
+    """Return the first line of an error message, without its full stop."""
     text = getattr(error, "strerror", None) or str(error).strip().split("\n")[0]
     return (text or type(error).__name__).rstrip(".")

@@ -1,10 +1,10 @@
-"""Parquet that does not fit memory: row groups read one by one, cut between patients; answers written as they come."""
+"""Parquet files that do not fit in memory, read one row group at a time and cut between patients."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,53 +15,53 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 
 from lacova.data.columns import require_labels, require_names
 from lacova.data.errors import DataError
-from lacova.data.io.atomic import replacing
 from lacova.data.io.dataframes import NULLABLE
-from lacova.data.io.files import check_output, first_line, read_table
-from lacova.data.labels import WORD, Prints, fingerprints, lots, mixed
+from lacova.data.io.files import first_line, read_table
+from lacova.data.labels import WORD, Prints, fingerprints, random_words, splitmix64
 
 Ints = npt.NDArray[np.int64]
 
 
 class Part(NamedTuple):
-    """Some rows, and the fingerprint of each one's unit: its patient, or itself where there are none."""
+    """Rows, and the fingerprint of the unit of each row: its patient, or the row itself where there are no patients."""
 
     table: pa.Table
     prints: Prints
 
     def take(self, chosen: npt.NDArray[np.bool_]) -> Part:
+        """Return the chosen rows."""
         return self if chosen.all() else Part(self.table.filter(pa.array(chosen)), self.prints[chosen])
 
     def slice(self, start: int, stop: int) -> Part:
+        """Return the rows from `start` to before `stop`."""
         return Part(self.table.slice(start, stop - start), self.prints[start:stop])
 
 
-def joined(parts: Sequence[Part]) -> Part:
-    """Part one below the other."""
+def concatenate(parts: Sequence[Part]) -> Part:
+    """Return the rows of all parts, one below the other."""
     if len(parts) == 1:
         return parts[0]
     table = pa.concat_tables([part.table for part in parts]).unify_dictionaries()
     return Part(table, np.concatenate([part.prints for part in parts]))
 
 
-def beginnings(prints: Prints) -> npt.NDArray[np.bool_]:
-    """Part at which another unit begins; the first row is one."""
+def unit_starts(prints: Prints) -> npt.NDArray[np.bool_]:
+    """Return at which rows a unit begins; the first row is one of them."""
     return np.concatenate([[True], prints[1:] != prints[:-1]]) if len(prints) else np.zeros(0, dtype=bool)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where units lie in the row groups of a source, as a first pass finds it.
+    """The position of units in the row groups of a source, recorded by a first pass.
 
     Attributes:
-        heads: rows at the start of each group that belong to a patient who began in an earlier one.
-        units: of the source's share that begin in each group.
-        rows: of those units, also where they go on in later groups.
-        prints: of those units, in the order of the rows, where they are patients.
+        heads: number of rows at the start of each group that belong to a patient who began in an earlier group.
+        units: number of units, of the source's share, that begin in each group.
+        rows: number of rows of those units, including rows in later groups.
+        prints: fingerprints of those units, in the order of the rows, where they are patients.
     """
 
     heads: Ints
@@ -76,9 +76,9 @@ class Source:
 
     Attributes:
         dataset: the files.
-        instance: the column whose equal neighbours are one unit; None if each row is one.
-        name: of the dataset, for errors.
-        lower, upper, seed: which share of the units counts: by a random number of each, between 0 and 1.
+        instance: the column whose equal neighbours form a unit; None if each row is a unit.
+        name: name of the dataset in error messages.
+        lower, upper, seed: the share of the units that is used: those whose random number lies in [lower, upper).
     """
 
     dataset: ds.Dataset
@@ -89,17 +89,18 @@ class Source:
     seed: int = 0
 
     def share(self, lower: float, upper: float, seed: int) -> Source:
-        """A random share of the units, the same for the same seed; what is left by [0, a) is [a, 1)."""
+        """Return a random share of the units, the same for the same seed; [0, a) and [a, 1) are complements."""
         return replace(self, lower=lower, upper=upper, seed=seed)
 
     @property
     def columns(self) -> list[str]:
+        """The names of all columns."""
         return list(self.dataset.schema.names)
 
     @cached_property
     def groups(self) -> list[ds.ParquetFileFragment]:
         """One fragment per row group that has rows."""
-        with self._sentences():
+        with self._readable():
             fragments = list(self.dataset.get_fragments())
             if not all(isinstance(fragment, ds.ParquetFileFragment) for fragment in fragments):
                 raise DataError(f"{self.name} is not made of Parquet files alone; write it as Parquet first.")
@@ -108,58 +109,58 @@ class Source:
 
     @cached_property
     def offsets(self) -> Ints:
-        """Number of each group's first row."""
+        """Index of the first row of each group, and the number of rows at the end."""
         return np.cumsum([0, *(group.row_groups[0].num_rows for group in self.groups)])
 
     def __len__(self) -> int:
-        """Part in the files, whatever the share."""
+        """Return the number of rows in the files, regardless of the share."""
         return int(self.offsets[-1])
 
     def group(self, k: int, columns: Sequence[str] | None = None) -> Part:
-        """All rows of a row group."""
-        with self._sentences():
+        """Return all rows of a row group."""
+        with self._readable():
             table = self.groups[k].to_table(
                 schema=self.dataset.schema, columns=None if columns is None else list(columns), use_threads=False
             )
         if self.instance is None:
-            return Part(table, mixed(np.arange(self.offsets[k], self.offsets[k] + len(table)).astype(np.uint64)))
+            return Part(table, splitmix64(np.arange(self.offsets[k], self.offsets[k] + len(table)).astype(np.uint64)))
         labels = table[self.instance].to_pandas(types_mapper=NULLABLE.get)
         labels.name = self.instance
         require_labels(labels)
         return Part(table, fingerprints(labels))
 
     def counts(self, prints: Prints) -> npt.NDArray[np.bool_]:
-        """Which rows are of the share."""
+        """Return which rows belong to the share."""
         if self.lower <= 0.0 and self.upper >= 1.0:
             return np.ones(len(prints), dtype=bool)
-        lot = lots(prints, self.seed) / float(WORD)
-        return np.asarray((lot >= self.lower) & (lot < self.upper))
+        uniform = random_words(prints, self.seed) / float(WORD)
+        return np.asarray((uniform >= self.lower) & (uniform < self.upper))
 
     def walk(self, columns: Sequence[str] | None, rows: int, survey: Surveyor | None = None) -> Iterator[Part]:
-        """The share's rows in order, about `rows` at a time, whole units only; refuses a unit in two places at the end.
+        """Yield the rows of the share in order, whole units, about `rows` rows at a time.
 
-        How they are cut depends on the rows alone, not on row groups and files.
+        The cuts depend on the rows alone, not on row groups and files. At the end, a unit in two places is refused.
         """
         survey = Surveyor(self) if survey is None else survey
-        held: list[Part] = []
+        waiting: list[Part] = []
         for k in range(len(self.groups)):
             new = self.group(k, columns)
             survey.add(new.prints)
-            held.append(new.take(self.counts(new.prints)))
-            if sum(len(part.prints) for part in held) < rows:
+            waiting.append(new.take(self.counts(new.prints)))
+            if sum(len(part.prints) for part in waiting) < rows:
                 continue
-            whole = joined(held)
-            ends, start = np.flatnonzero(beginnings(whole.prints)), 0
-            while (place := int(np.searchsorted(ends, start + rows))) < len(ends):
-                yield whole.slice(start, int(ends[place]))
-                start = int(ends[place])
-            held = [whole.slice(start, len(whole.prints))]
+            merged = concatenate(waiting)
+            starts, start = np.flatnonzero(unit_starts(merged.prints)), 0
+            while (place := int(np.searchsorted(starts, start + rows))) < len(starts):
+                yield merged.slice(start, int(starts[place]))
+                start = int(starts[place])
+            waiting = [merged.slice(start, len(merged.prints))]
         survey.finish()
-        if held and len((last := joined(held)).prints):
+        if waiting and len((last := concatenate(waiting)).prints):
             yield last
 
     def read(self, layout: Layout, pieces: Sequence[int], columns: Sequence[str]) -> Part:
-        """The units that begin in some row groups, given in ascending order, wherever they end."""
+        """Return the units that begin in the row groups `pieces`, in ascending order, with all their rows."""
         parts: list[Part] = []
         at, now = -1, Part(pa.table({}), np.zeros(0, dtype=np.uint64))
         for piece in pieces:
@@ -172,25 +173,26 @@ class Source:
                 part = now.slice(head, size) if k == piece else now.slice(0, head)
                 parts.append(part.take(self.counts(part.prints)))
                 if head == size if k == piece else head < size:
-                    break  # nobody begins in the piece; or whoever began there has ended
-        found = joined(parts)
+                    break  # no unit begins in the piece, or the last that began there has ended
+        units = concatenate(parts)
         expected = int(layout.units[list(pieces)].sum()), int(layout.rows[list(pieces)].sum())
-        if (int(beginnings(found.prints).sum()), len(found.prints)) != expected:
+        if (int(unit_starts(units.prints).sum()), len(units.prints)) != expected:
             raise DataError(f"{self.name} has changed since it was first read; leave it alone until the end.")
-        return found
+        return units
 
     def label(self, fingerprint: int) -> Any:
-        """The label behind a fingerprint."""
+        """Return the label of a fingerprint."""
         assert self.instance is not None
         for k in range(len(self.groups)):
-            found = self.group(k, [self.instance])
-            place = np.flatnonzero(found.prints == fingerprint)
+            labels = self.group(k, [self.instance])
+            place = np.flatnonzero(labels.prints == fingerprint)
             if len(place):
-                return found.table[self.instance][int(place[0])].as_py()
+                return labels.table[self.instance][int(place[0])].as_py()
         return None
 
     @contextmanager
-    def _sentences(self) -> Iterator[None]:
+    def _readable(self) -> Iterator[None]:
+        """Turn the errors of Arrow into DataErrors that name the source."""
         try:
             yield
         except (pa.ArrowException, OSError, ValueError) as error:
@@ -200,7 +202,7 @@ class Source:
 
 
 class Surveyor:
-    """Notes, row group by row group, where units begin, and that each has one place only."""
+    """Builds the layout of a source row group by row group, and checks that the rows of each unit are adjacent."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -212,7 +214,8 @@ class Surveyor:
         self._owner = 0
 
     def add(self, prints: Prints) -> None:
-        begin = beginnings(prints)
+        """Add the next row group."""
+        begin = unit_starts(prints)
         if len(prints) and self._last == int(prints[0]):
             begin[0] = False
         head = int(begin.argmax()) if begin.any() else len(prints)
@@ -229,6 +232,7 @@ class Surveyor:
             self._last = int(prints[-1])
 
     def finish(self) -> Layout:
+        """Return the layout; refuse units in two places, and a share without rows."""
         prints = np.concatenate(self._prints) if self._prints else np.zeros(0, dtype=np.uint64)
         ordered = np.sort(prints)
         twice = ordered[1:][ordered[1:] == ordered[:-1]]
@@ -246,31 +250,31 @@ class Surveyor:
 
 
 def is_stream(data: object) -> bool:
-    """Whether data are named by a path or a dataset, rather than given."""
+    """Return whether data are a path or a dataset rather than a table in memory."""
     return isinstance(data, str | os.PathLike | ds.Dataset | Source)
 
 
 def open_source(data: Any, instance: str | None, columns: Sequence[str]) -> Source | pd.DataFrame:
-    """A source behind a path to a Parquet file or a folder of them, or a dataset; a CSV file is read whole.
+    """Return the source of a dataset, or of the path of a Parquet file or a folder of them; read a CSV file whole.
 
     Args:
         data: the path, or the dataset.
         instance: the column that names the patient.
-        columns: those that must be there.
+        columns: the columns that must exist.
     """
     if isinstance(data, Source):
-        found = data
+        source = data
     elif isinstance(data, ds.Dataset):
-        found = Source(data, instance, "the dataset")
+        source = Source(data, instance, "the dataset")
     else:
         path = Path(data)
         if not path.is_dir() and (path.suffix.lower() != ".parquet" or not path.exists()):
-            return read_table(path)  # or say what is wrong with it
-        found = Source(_dataset(path), instance, str(path))
-    require_names(found.columns, columns)
-    if len(found) == 0:
-        raise DataError(f"{found.name} has no rows.")
-    return found
+            return read_table(path)  # or raise what is wrong with it
+        source = Source(_dataset(path), instance, str(path))
+    require_names(source.columns, columns)
+    if len(source) == 0:
+        raise DataError(f"{source.name} has no rows.")
+    return source
 
 
 def _dataset(path: Path) -> ds.Dataset:
@@ -282,38 +286,3 @@ def _dataset(path: Path) -> ds.Dataset:
     if empty:
         raise DataError(f"the folder {path} holds no Parquet files.")
     return dataset
-
-
-class Sink:
-    """A Parquet file that tables are appended to; the first says which columns it has, and of which types."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._writer: pq.ParquetWriter | None = None
-
-    def write(self, table: pa.Table) -> None:
-        if self._writer is None:
-            self._writer = pq.ParquetWriter(self.path, table.schema)
-        try:
-            fitting = table.cast(self._writer.schema)
-        except (pa.ArrowException, ValueError) as error:
-            raise DataError(f"some rows of the answer do not fit those before: {first_line(error)}.") from None
-        self._writer.write_table(fitting)
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-
-@contextmanager
-def writing(path: str | os.PathLike[str]) -> Iterator[Sink]:
-    """A Parquet file to be written bit by bit, which is there once all went well, and not before."""
-    out = Path(path)
-    check_output(out)
-    if out.suffix.lower() != ".parquet":
-        raise DataError(f"{out} is to hold the answer to a stream, which is written as Parquet; end it in .parquet.")
-    try:
-        with replacing(out) as temporary, closing(Sink(temporary)) as sink:
-            yield sink
-    except OSError as error:
-        raise DataError(f"{out} cannot be written: {first_line(error)}.") from None

@@ -1,6 +1,6 @@
-"""Which column plays which part: the schema, proposed from data, shown to people, and kept as TOML."""
+"""The role of each column: the schema, proposed from data, printed as a table, and stored as TOML."""
 
-from lacova.data.schema.infer import Kind, Measure
+from lacova.data.schema.kinds import Kind, Measure
 from lacova.data.schema.roles import Schema
 
 __all__ = ["Kind", "Measure", "Schema"]

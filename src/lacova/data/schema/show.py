@@ -1,4 +1,4 @@
-"""A schema as a table for people."""
+"""A schema as a printed table."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ HEAD = ["column", "role", "kind", "static", "bounds", "integer"]
 
 
 def show(document: Mapping[str, Any], notes: Sequence[Note]) -> str:
-    """A line per column of the schema, or per note where there are notes: then with what was seen in the table."""
+    """Return a line per column of the schema, or, with notes, per column of the table with its note."""
     measurements = {name: {"kind": "gaussian", **column} for name, column in document["measurements"].items()}
     columns = {**document["covariates"], **measurements}
-    named = [] if document["instance"] is None else [document["instance"]]
-    names = [note.column for note in notes] or [*named, *columns]
+    instance = [] if document["instance"] is None else [document["instance"]]
+    names = [note.column for note in notes] or [*instance, *columns]
     lines = [[str(name), _role(name, document), *_properties(columns.get(name))] for name in names]
     head = HEAD
     if any("unit" in column for column in columns.values()):
@@ -31,6 +31,7 @@ def show(document: Mapping[str, Any], notes: Sequence[Note]) -> str:
 
 
 def share(missing: float) -> str:
+    """Return a share as a percentage that is 0% or 100% only if it is exact."""
     if 0.0 < missing < 0.01 or 0.99 < missing < 1.0:
         return "<1%" if missing < 0.5 else ">99%"
     return f"{missing:.0%}"
@@ -49,11 +50,11 @@ def _properties(column: Mapping[str, Any] | None) -> list[str]:
     if column is None:
         return ["", "", "", ""]
     marks = {key: "yes" if column.get(key) else "" for key in ("static", "integer")}
-    beyond = [f"{sign} {column[key]:g}" for key, sign in DETECTION.items() if key in column]
-    return [" ".join([column["kind"], *beyond]), marks["static"], _limits(column), marks["integer"]]
+    limits = [f"{sign} {column[key]:g}" for key, sign in DETECTION.items() if key in column]
+    return [" ".join([column["kind"], *limits]), marks["static"], _bounds(column), marks["integer"]]
 
 
-def _limits(column: Mapping[str, Any]) -> str:
+def _bounds(column: Mapping[str, Any]) -> str:
     lower, upper = column.get("lower"), column.get("upper")
     if lower is not None and upper is not None:
         return f"{lower:g} to {upper:g}"

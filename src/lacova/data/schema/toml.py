@@ -1,4 +1,4 @@
-"""Schemas as TOML that a person can read and edit: text ⇄ plain dictionaries."""
+"""Schemas as TOML that a person can read and edit: from plain dictionaries to text and back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from lacova.data.errors import SchemaError
 from lacova.data.io.atomic import replacing
 
-# What a document may hold, and the type of each value; a line per column under [measurements] and [covariates].
+# The keys of a document and the types of their values; [measurements] and [covariates] have a line per column.
 TOP = {"instance": str, "time": str, "measurements": dict, "covariates": dict}
 NUMBER = {"integer": bool, "lower": float, "upper": float, "unit": str}
 MEASUREMENT = {"kind": str, **NUMBER, "lower_limit": float, "upper_limit": float}
@@ -33,9 +33,9 @@ COMMENTS = {
 
 
 def write(document: Mapping[str, Any], notes: Mapping[str, str], path: str | os.PathLike[str] | None = None) -> str:
-    """A document as TOML, with a note beside each column that has one; those without a role are listed at the end.
+    """Return a document as TOML, with notes behind the columns; columns without a role are listed at the end.
 
-    With a path, the file appears whole or not at all.
+    With a path, write it there too; the file appears whole or not at all.
     """
     parts = [HEAD]
     for word in ("instance", "time"):
@@ -57,7 +57,7 @@ def write(document: Mapping[str, Any], notes: Mapping[str, str], path: str | os.
 
 
 def read(source: str | os.PathLike[str]) -> tuple[dict[str, Any], str]:
-    """A document, its keys and types checked, and the name of where it came from. Text, or the path of a file."""
+    """Read a document from text or from a file, and check its keys and types; return it and the name of its source."""
     text, where = _load(source)
     try:
         document = tomllib.loads(text)
@@ -80,14 +80,14 @@ def _check(table: dict[str, Any], known: Mapping[str, type], where: str, owner: 
     for key, value in table.items():
         if key not in known:
             raise SchemaError(f"{where}: unknown key {key!r}{owner}; the known ones are {', '.join(known)}.")
-        wanted = known[key]
-        fits = isinstance(value, int | float) and not isinstance(value, bool) if wanted is float else None
-        if not (isinstance(value, wanted) if fits is None else fits):
-            raise SchemaError(f"{where}: {key}{owner} is {value!r}; expected {WORDS[wanted]}.")
+        expected = known[key]
+        accepted = (int, float) if expected is float else (expected,)
+        if not isinstance(value, accepted) or (expected is float and isinstance(value, bool)):
+            raise SchemaError(f"{where}: {key}{owner} is {value!r}; expected {WORDS[expected]}.")
 
 
 def _load(source: str | os.PathLike[str]) -> tuple[str, str]:
-    """Text is what has a line break, or an equals sign and no file by that name."""
+    """Return the text and the name of its source; a string with a line break, or with "=" and no such file, is text."""
     if isinstance(source, str) and ("\n" in source or ("=" in source and not Path(source).exists())):
         return source, "schema"
     try:
@@ -97,13 +97,13 @@ def _load(source: str | os.PathLike[str]) -> tuple[str, str]:
 
 
 def _broken(text: str, where: str, message: str) -> str:
-    found = re.search(r"^(.*) \(at (?:line (\d+), column (\d+)|end of document)\)$", message, flags=re.S)
-    if not found:
+    place = re.search(r"^(.*) \(at (?:line (\d+), column (\d+)|end of document)\)$", message, flags=re.S)
+    if not place:
         return f"{where}: {message}."
     lines = text.split("\n")
-    number = int(found[2]) if found[2] else len(lines)
+    number = int(place[2]) if place[2] else len(lines)
     return (
-        f"{where}, line {number}: {found[1]} in {lines[number - 1].strip()!r}. "
+        f"{where}, line {number}: {place[1]} in {lines[number - 1].strip()!r}. "
         'Expected lines such as alt = { lower = 0 } or sex = { kind = "categorical" }.'
     )
 

@@ -1,4 +1,4 @@
-"""From the raw SDTM domains of a clinical trial (DM, LB, VS, AE, CM) to a table of visits, as named steps."""
+"""From the raw SDTM domains of a clinical trial (DM, LB, VS, AE, CM) to a table of visits, in named steps."""
 
 from lacova.datasets.sdtm.domains import read_domain
 from lacova.datasets.sdtm.measurements import (

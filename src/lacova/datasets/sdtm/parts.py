@@ -1,4 +1,4 @@
-"""The finished table: patients dealt to training, validation and test; measurements scaled."""
+"""The finished table: patients split into training, validation and test, and measurements scaled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Scaling = Literal["minmax", "standard"]
 def split_patients(
     table: pd.DataFrame, validation: float = 0.1, test: float = 0.1, seed: int = 0
 ) -> dict[str, pd.DataFrame]:
-    """Parts "train", "validation" and "test", each patient whole in one; a part of share 0 is left out."""
+    """Split whole patients into "train", "validation" and "test"; a part of share 0 is left out."""
     names = table["patient"].unique()
     counts = {"validation": round(validation * len(names)), "test": round(test * len(names))}
     for part, share in (("validation", validation), ("test", test)):
@@ -32,29 +32,29 @@ def split_patients(
         )
     order = np.random.default_rng(seed).permutation(len(names))
     ends = np.cumsum([0, *counts.values(), len(names) - sum(counts.values())])
-    dealt = {
+    split = {
         part: table[table["patient"].isin(names[order[ends[k] : ends[k + 1]]])]
         for k, part in enumerate((*counts, "train"))
     }
-    return {part: dealt[part] for part in ("train", *counts) if len(dealt[part])}
+    return {part: split[part] for part in ("train", *counts) if len(split[part])}
 
 
 def scales(table: pd.DataFrame, measurements: Sequence[str], how: Scaling) -> pd.DataFrame:
-    """Centre and width of each measurement, from these rows: scaled is (value - centre) / width.
+    """Return centre and width of each measurement in these rows; scaled values are (value - centre) / width.
 
-    A width of 0 (all values equal) counts as 1; a measurement without values here is left as it is.
+    A width of 0 (all values equal) counts as 1; a measurement without values is not scaled.
     """
     values = table[list(measurements)]
     if how == "minmax":
         centre, width = values.min(), values.max() - values.min()
     else:
         centre, width = values.mean(), values.std(ddof=0)
-        width = width.mask(values.min() == values.max(), 0.0)  # whose sd may be a rounding error
-    found = pd.DataFrame({"centre": centre, "width": width}).fillna({"centre": 0.0, "width": 1.0})
-    return found.replace({"width": 0.0}, 1.0).rename_axis("measurement")
+        width = width.mask(values.min() == values.max(), 0.0)  # a constant may have an sd of rounding error
+    widths = pd.DataFrame({"centre": centre, "width": width}).fillna({"centre": 0.0, "width": 1.0})
+    return widths.replace({"width": 0.0}, 1.0).rename_axis("measurement")
 
 
 def scale(table: pd.DataFrame, scales: pd.DataFrame) -> pd.DataFrame:
-    """A copy with measurements scaled."""
+    """Return a copy with measurements scaled."""
     names = scales.index.tolist()
     return table.assign(**((table[names] - scales["centre"]) / scales["width"]))

@@ -1,4 +1,4 @@
-"""All steps in their order, and what each of them kept."""
+"""The preparation of a study: all steps in order, with the size of the table after each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pandas as pd
 from lacova.data.io.files import kind, write_together
 from lacova.data.schema import Kind, Schema
 from lacova.datasets.sdtm import measurements as measured
-from lacova.datasets.sdtm.domains import Say, unsaid
+from lacova.datasets.sdtm.domains import Remark, ignore
 from lacova.datasets.sdtm.parts import Scaling, scale, scales, split_patients
 from lacova.datasets.sdtm.people import enrolled, read_people
 from lacova.datasets.sdtm.records import active, frequent, read_records, spans
@@ -29,10 +29,10 @@ class Study:
     Args:
         table: a row per visit, sorted by patient and day.
         schema: the roles of its columns.
-        steps: patients, rows, tests and the observed share of entries, after each step.
-        notes: how the data were treated where they are not plain, a sentence each.
-        parts: the table dealt to "train", "validation" and "test", if that was asked for.
-        scales: centre and width of each measurement, if they were scaled.
+        steps: patients, rows, tests and the observed share of entries after each step.
+        notes: remarks on how irregular data were treated, a sentence each.
+        parts: the table split into "train", "validation" and "test", if requested.
+        scales: centre and width of each measurement, if scaled.
     """
 
     table: pd.DataFrame
@@ -43,7 +43,7 @@ class Study:
     scales: pd.DataFrame | None
 
     def describe(self) -> str:
-        """Steps and notes, for people."""
+        """Return the steps and notes as text."""
         shown = self.steps.assign(
             **{name: self.steps[name].map("{:,}".format) for name in ("patients", "rows", "tests")},
             observed=self.steps["observed"].map("{:.1%}".format),
@@ -51,9 +51,9 @@ class Study:
         return "\n".join([shown.rename_axis(columns="step").to_string(), "", *(f"- {note}" for note in self.notes)])
 
     def save(self, out: str | PathLike[str], schema: str | PathLike[str]) -> list[Path]:
-        """Write the table, CSV or Parquet by suffix, and the schema as TOML: all files or none. Returns their paths.
+        """Write the table, CSV or Parquet by suffix, and the schema as TOML, all files or none; return their paths.
 
-        Of a table in parts, each part gets a file: `study.train.parquet` and so on. Scales go to `study.scales.csv`.
+        Each part of a split table has its own file: `study.train.parquet` and so on. Scales go to `study.scales.csv`.
         """
         path = Path(out)
         suffix = kind(path)
@@ -74,47 +74,48 @@ def study(
     exclude: Iterable[str] = (), scaling: Literal["none"] | Scaling = "none", kinds: Kinds = "infer",
     validation_share: float = 0.0, test_share: float = 0.0, seed: int = 0,
 ) -> Study:  # fmt: skip
-    """The table of visits of a trial, from its SDTM domains, prepared as in the paper.
+    """Prepare the table of visits of a trial from its SDTM domains, as in the paper.
 
     Measurements are the tests of LB and VS; covariates are the day since the first dose, age, sex, arm, and whether
     the commonest adverse events and medications (of the training patients) were active at the visit, "yes" or "no".
 
     Args:
-        folder: has DM, LB, VS, AE and CM, one file each: CSV, gzipped CSV, Parquet, SAS XPT or sas7bdat.
+        folder: holds DM, LB, VS, AE and CM, one file each: CSV, gzipped CSV, Parquet, SAS XPT or sas7bdat.
         min_column: share of the visits at which a test must be observed.
-        min_row: share of these tests that must be observed at a visit.
-        min_visits: of a patient, after that.
-        events: how many adverse events become covariates; without any AE is not read.
-        medications: how many medications do; without any CM is not read.
+        min_row: share of the remaining tests that must be observed at a visit.
+        min_visits: number of the remaining visits that a patient must have.
+        events: number of adverse events that become covariates; with 0, AE is not read.
+        medications: number of medications that become covariates; with 0, CM is not read.
         event_term: the column of AE that names the event.
         medication_term: the column of CM that names the drug.
-        known_dates: only events and medications with whole dates of start and end count, as in the paper; else those
-            without an end go on.
+        known_dates: use only events and medications with whole dates of start and end, as in the paper; by default,
+            those without an end continue.
         arms: codes of the arms to keep; None for all.
-        planned_arm: the arm is the planned one, not the actual one.
-        by_position: vital signs in several positions are tests of their own; else their mean is taken.
+        planned_arm: use the planned arm instead of the actual one.
+        by_position: treat readings of a vital sign in several positions as separate tests; by default, average them.
         exclude: tests to leave out.
-        scaling: of measurements, from the training patients: "minmax", "standard", or "none", as models scale by
-            themselves.
-        kinds: of measurements: "infer" for what `Schema.infer` proposes on all rows, such as log-normal for skewed
-            enzymes; "gaussian" for all. Scaled ones are Gaussian.
-        validation_share: of the patients, for a part of their own; so `test_share`.
-        seed: of the split.
+        scaling: scaling of measurements, from the training patients: "minmax", "standard", or "none", as models scale
+            by themselves.
+        kinds: kinds of measurements: "infer" for those that `Schema.infer` proposes on all rows, such as log-normal
+            for skewed enzymes; "gaussian" for all. Scaled measurements are Gaussian.
+        validation_share: share of the patients in the validation part.
+        test_share: share of the patients in the test part.
+        seed: seed of the split.
     """
     _check(min_column, min_row, min_visits, events, medications, scaling, kinds)
     folder, notes, steps = Path(folder), list[str](), dict[str, dict[str, float]]()
     people = enrolled(read_people(folder), arms, planned_arm, notes.append)
-    found = measured.results(
+    results = measured.results(
         [measured.read_results(folder, domain) for domain in ("LB", "VS")], people, by_position, exclude, notes.append
     )
-    measured.check_units(found, notes.append)
-    day = measured.visit_days(found, notes.append)
-    wide = measured.wide(found, notes.append)
-    wide = kept(wide[wide.index.isin(day.index)], "raw", steps)
-    wide = kept(measured.drop_columns(wide, min_column), f"columns observed ≥ {100 * min_column:g}%", steps)
-    wide = kept(measured.drop_rows(wide, min_row), f"rows observed ≥ {100 * min_row:g}%", steps)
-    wide = kept(measured.drop_patients(wide, min_visits), f"patients with ≥ {min_visits} rows", steps)
-    measured.say_sparse(wide, notes.append)
+    measured.check_units(results, notes.append)
+    day = measured.visit_days(results, notes.append)
+    wide = measured.wide(results, notes.append)
+    wide = _record_step(wide[wide.index.isin(day.index)], "raw", steps)
+    wide = _record_step(measured.drop_columns(wide, min_column), f"columns observed ≥ {100 * min_column:g}%", steps)
+    wide = _record_step(measured.drop_rows(wide, min_row), f"rows observed ≥ {100 * min_row:g}%", steps)
+    wide = _record_step(measured.drop_patients(wide, min_visits), f"patients with ≥ {min_visits} rows", steps)
+    measured.remark_on_constant(wide, notes.append)
     table = by_day(wide, day, notes.append)
     parts = split_patients(table, validation_share, test_share, seed) if validation_share or test_share else {}
     training = parts.get("train", table).index
@@ -123,14 +124,13 @@ def study(
         table[name] = table["patient"].map(people[name])
     for domain, term, count in (("AE", event_term, events), ("CM", medication_term, medications)):
         if count:
-            when = spans(read_records(folder, domain, term), people, known_dates, domain, notes.append)
-            flags = states(table, when, training, count, domain, notes.append)
+            active_spans = spans(read_records(folder, domain, term), people, known_dates, domain, notes.append)
+            flags = states(table, active_spans, training, count, domain, notes.append)
             table = table.join(flags)
             covariates |= {str(name): "categorical" for name in flags}
     schema = Schema(list(wide.columns), covariates, instance="patient", time="day", static=["age", "sex", "arm"])
-    # Types that can hold gaps.
-    held = {name: float if role == "continuous" else object for name, role in schema.covariates.items()}
-    table = table[list(schema.columns)].astype(held)
+    nullable = {name: float if role == "continuous" else object for name, role in schema.covariates.items()}
+    table = table[list(schema.columns)].astype(nullable)
     widths = None
     if scaling != "none":
         widths = scales(table.loc[training], schema.measurements, scaling)
@@ -141,49 +141,49 @@ def study(
     return Study(table, schema, pd.DataFrame.from_dict(steps, orient="index"), tuple(notes), parts, widths)
 
 
-def by_day(wide: pd.DataFrame, day: pd.Series, say: Say = unsaid) -> pd.DataFrame:
-    """Visits with their days since the first dose, sorted by patient and day."""
+def by_day(wide: pd.DataFrame, day: pd.Series, remark: Remark = ignore) -> pd.DataFrame:
+    """Return the visits with their days since the first dose, sorted by patient and day."""
     table = wide.rename_axis(columns=None).assign(day=day.reindex(wide.index)).reset_index()
     falls = (day.sort_index().groupby("patient").diff() < 0).sum()
-    say(
+    remark(
         "day: counted from the first dose, which is day 0 here and day 1 in SDTM, where there is no day 0; "
         f"{(table['day'] < 0).sum():,} rows lie before it, with negative days."
     )
     if falls:
-        say(f"day: falls {falls:,} times as VISITNUM rises, over all visits; rows are sorted by day.")
+        remark(f"day: falls {falls:,} times as VISITNUM rises, over all visits; rows are sorted by day.")
     return table.sort_values(["patient", "day"], ignore_index=True)
 
 
-def with_kinds(schema: Schema, table: pd.DataFrame, say: Say = unsaid) -> Schema:
-    """The schema with the kinds of measurements that `Schema.infer` proposes on these rows."""
-    found = Schema.infer(
+def with_kinds(schema: Schema, table: pd.DataFrame, remark: Remark = ignore) -> Schema:
+    """Return the schema with the kinds of measurements that `Schema.infer` proposes on these rows."""
+    inferred = Schema.infer(
         table, instance=schema.instance, time=schema.time, measurements=schema.measurements,
         covariates=dict(schema.covariates),
     )  # fmt: skip
-    named = [
-        f"{', '.join(name for name, each in found.kinds.items() if each == kind)} {kind}"
-        for kind in dict.fromkeys(found.kinds.values())
+    groups = [
+        f"{', '.join(name for name, own in inferred.kinds.items() if own == kind)} {kind}"
+        for kind in dict.fromkeys(inferred.kinds.values())
     ]
-    rest = len(schema.measurements) - len(found.kinds)
-    say(f"kinds of measurements, as their values suggest: {'; '.join([*named, f'{rest} gaussian'])}.")
-    return replace(schema, kinds=found.kinds)
+    rest = len(schema.measurements) - len(inferred.kinds)
+    remark(f"kinds of measurements, as their values suggest: {'; '.join([*groups, f'{rest} gaussian'])}.")
+    return replace(schema, kinds=inferred.kinds)
 
 
 def states(
-    table: pd.DataFrame, spans: pd.DataFrame, training: pd.Index, count: int, domain: str, say: Say = unsaid
+    table: pd.DataFrame, spans: pd.DataFrame, training: pd.Index, count: int, domain: str, remark: Remark = ignore
 ) -> pd.DataFrame:
-    """Columns such as "AE rash", of the names commonest in training: "yes" if active at the visit, else "no"."""
-    every = active(table, spans)
-    names = frequent(every[every["row"].isin(training)], count)
+    """Return columns such as "AE rash" for the commonest names in training: "yes" if active at the visit, or "no"."""
+    visits = active(table, spans)
+    names = frequent(visits[visits["row"].isin(training)], count)
     if len(names) < count:
-        say(f"{domain}: only {len(names)} names are active at a visit; {count} were asked for.")
-    rows = {name: every.loc[every["label"] == name, "row"] for name in names}
+        remark(f"{domain}: only {len(names)} names are active at a visit; {count} were asked for.")
+    rows = {name: visits.loc[visits["label"] == name, "row"] for name in names}
     flags = {f"{domain} {name.lower()}": np.where(table.index.isin(rows[name]), "yes", "no") for name in names}
     return pd.DataFrame(flags, index=table.index)
 
 
-def kept(wide: pd.DataFrame, step: str, steps: dict[str, dict[str, float]]) -> pd.DataFrame:
-    """Note what a step has kept."""
+def _record_step(wide: pd.DataFrame, step: str, steps: dict[str, dict[str, float]]) -> pd.DataFrame:
+    """Record the size of the table after a step, and return the table."""
     steps[step] = {
         "patients": wide.index.unique("patient").size, "rows": len(wide), "tests": wide.shape[1],
         "observed": float(wide.notna().to_numpy().mean()),

@@ -1,1 +1,1 @@
-"""The Gaussian-process prior: additive kernels from a formula, inducing points, bounds on its KL, prediction."""
+"""The Gaussian-process prior: additive kernels from a formula, inducing points, bounds on the KL, prediction."""

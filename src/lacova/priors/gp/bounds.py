@@ -1,9 +1,9 @@
 """KL[N(μ, W) ‖ N(0, Σ)] per latent dimension: exact, and the two upper bounds that mini-batches estimate.
 
 Shapes: L latent dimensions first, then rows. K completed rows stand for the batch's rows under their scenarios.
-Whitened throughout: a_i = C⁻¹ k(S, x_i) with C Cᵀ = K_SS, so that k(x_i, S) K_SS⁻¹ u = a_iᵀ v.
-The bounds are computed in the precision of their inputs. The statistics of v are summed in float64: what a large table
-says of v exceeds its prior by more than float32 can hold.
+Everything is whitened: a_i = C⁻¹ k(S, x_i) with C Cᵀ = K_SS, so that k(x_i, S) K_SS⁻¹ u = a_iᵀ v.
+The bounds are computed in the precision of their inputs. The statistics of v are summed in float64: on a large table
+they exceed the precision of p(v) by more than float32 can hold.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from torch import Tensor
 
 from lacova.data.batches import Blocks
 from lacova.nn.linalg import add_jitter, cholesky, identity, inverse_lower, log_det, whiten, whitener
-from lacova.priors.gp.inducing import NaturalStatistics, Whitened
+from lacova.priors.base import NaturalStatistics
+from lacova.priors.gp.inducing import Whitened
 from lacova.priors.gp.kernels import AdditiveKernel
 
-# K_SS is zero where a linear kernel of a constant column is all there is; less than a rounding error otherwise.
-VANISHING = 1e-20
+# Added to the diagonal of K_SS, which is zero if the only kernel is linear in a constant column. Otherwise it is less
+# than a rounding error.
+_ABSOLUTE_JITTER = 1e-20
 
 
 class Bound(NamedTuple):
@@ -31,7 +33,7 @@ class Bound(NamedTuple):
 
 
 def exact_kl(mean: Tensor, var: Tensor, covariance: Tensor) -> Tensor:
-    """KL[N(μ, diag σ²) ‖ N(0, Σ)] (L,) with dense Σ (L×N×N): for tests and small N.
+    """Return KL[N(μ, diag σ²) ‖ N(0, Σ)] (L,) with dense Σ (L×N×N), for tests and small N.
 
     ½ [ tr(Σ⁻¹W) + μᵀΣ⁻¹μ − N + log|Σ| − Σ log σ_i² ]
     """
@@ -47,48 +49,54 @@ def project(
     kernel: AdditiveKernel, inducing: Tensor, x: Tensor, jitter: float | None = None, *,
     part: Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
-    """a (L×M×K): the rows x seen from the inducing inputs, under the shared components, or those in `part`."""
+    """Return the projections a (L×M×K) of the rows x (K×Q) under the shared components, or under those in `part`."""
     gram = kernel(inducing, inducing, kernel.shared)
     eye = identity(len(inducing), gram.dtype, gram.device)
     cross = kernel(inducing, x, kernel.shared if part is None else part)
-    return whiten(add_jitter(gram, jitter) + VANISHING * eye, cross)
+    return whiten(add_jitter(gram, jitter) + _ABSOLUTE_JITTER * eye, cross)
 
 
 def row_bound(
     a: Tensor, prior_var: Tensor, q: Whitened, noise: Tensor, mean: Tensor, var: Tensor,
     row: Tensor, weight: Tensor, scale: float | Tensor, real: Tensor | None = None,
 ) -> Bound:  # fmt: skip
-    """D̂³, eq. 11 of the paper, in expectation over scenarios; less KL[q(v) ‖ p(v)], which the caller adds once.
+    """Compute D̂³, eq. 11 of the paper, in expectation over scenarios, without KL[q(v) ‖ p(v)].
 
     ½ N/N̂ Σ_i { σ_z⁻² E[(a_iᵀm − μ_i)² + K̃_ii + a_iᵀHa_i] + σ_z⁻²σ_i² − log σ_i² + log σ_z² − 1 }
 
     Args:
         a: projections of the K completed rows (L×M×K).
         prior_var: k(x, x) of the shared components at the completed rows (L×K).
-        q: distribution about v.
+        q: q(v).
         noise: σ_z² (L,).
         mean, var: encoder output of the batch's rows (L×N̂).
         row: batch row behind each completed row (K,).
         weight: probability of each completed row within its batch row (K,).
         scale: N/N̂.
-        real: 0 for rows (N̂,) that only fill up a shape; None if there are none.
+        real: 0 for rows (N̂,) that are padding, 1 for the others; None if there is no padding.
     """
     target = mean[:, row]
     uncertain = (row_misfit(a, prior_var, q, target) * weight).sum(-1) / noise
-    certain = _total(var / noise[:, None] - var.log() + noise.log()[:, None] - 1.0, real)
+    certain = _sum_rows(var / noise[:, None] - var.log() + noise.log()[:, None] - 1.0, real)
     statistics = row_statistics(a, noise, target, scale * weight)
     return Bound(0.5 * scale * (uncertain + certain).sum(), statistics)
 
 
 def row_misfit(a: Tensor, prior_var: Tensor, q: Whitened, target: Tensor) -> Tensor:
-    """E (f_i − z_i)² under q(v) and p(f | v) (L×K), z being `target` (L×K): (a_iᵀm − z_i)² + K̃_ii + a_iᵀHa_i."""
+    """Return E (f_i − z_i)² (L×K) under q(v) and p(f | v), for z = `target` (L×K).
+
+    (a_iᵀm − z_i)² + K̃_ii + a_iᵀHa_i, K̃_ii = k(x_i, x_i) − a_iᵀa_i
+    """
     misfit = (torch.einsum("lmk,lm->lk", a, q.mean) - target).square()
     residual = prior_var - a.square().sum(1)
     return misfit + residual + q.spread(a)
 
 
 def row_statistics(a: Tensor, noise: Tensor, target: Tensor, weight: Tensor) -> NaturalStatistics:
-    """What rows at latent values `target` (L×K) say of v, each counted `weight` (K,) times."""
+    """Return the statistics of v from rows with latent values `target` (L×K), each counted `weight` (K,) times.
+
+    A = Σ_i w_i σ_z⁻² a_i a_iᵀ, b = Σ_i w_i σ_z⁻² a_i z_i
+    """
     wide = a.detach().double()
     weighted = wide * (weight / noise[:, None]).detach()[:, None, :]
     return NaturalStatistics(weighted @ wide.mT, (weighted @ target.detach().double()[..., None])[..., 0])
@@ -99,28 +107,37 @@ def patient_bound(
     mean: Tensor, var: Tensor, row: Tensor, weight: Tensor, scale: float | Tensor, shared: Tensor | None = None,
     real: Tensor | None = None,
 ) -> Bound:  # fmt: skip
-    """D̂⁴, the paper's bound for longitudinal data, in expectation over scenarios; less KL[q(v) ‖ p(v)].
+    """Compute D̂⁴, the paper's bound for longitudinal data, in expectation over scenarios, without KL[q(v) ‖ p(v)].
 
     ½ P/P̂ Σ_p E{ r_pᵀΣ̂_p⁻¹r_p + tr(Σ̂_p⁻¹W_p) + log|Σ̂_p| + tr(Σ̂_p⁻¹K̃_p) + tr(H a_pΣ̂_p⁻¹a_pᵀ) − Σ log σ_i² − n_p },
     r_p = a_pᵀm − μ_p, Σ̂_p = K_p^(R) + σ_z²I, K̃_p = K_p^(A) − a_pᵀa_p.
 
-    Args are those of `row_bound`, and x (K×Q) the completed rows, `pad` their places by scenario, that is, by
-    completed patient; `weight` (V,) is the probability of each scenario. `shared` (L×V×n×n) replaces K^(A) within
-    patients where rows are uncertain.
+    The arguments are those of `row_bound`, except:
+
+    Args:
+        kernel: the additive kernel.
+        x: the completed rows (K×Q).
+        pad: their places by scenario, that is, by completed patient (V×n).
+        weight: probability of each scenario (V,).
+        shared: replaces K^(A) within patients (L×V×n×n), where rows are uncertain.
     """
-    each, statistics = patient_parts(kernel, a, x, pad, q, noise, mean[:, row], var[:, row], shared)
-    certain = _total(-var.log() - 1.0, real)
-    return Bound(0.5 * scale * ((each * weight).sum(-1) + certain).sum(), statistics(scale * weight))
+    parts, statistics = patient_parts(kernel, a, x, pad, q, noise, mean[:, row], var[:, row], shared)
+    certain = _sum_rows(-var.log() - 1.0, real)
+    return Bound(0.5 * scale * ((parts * weight).sum(-1) + certain).sum(), statistics(scale * weight))
 
 
 def patient_parts(
     kernel: AdditiveKernel, a: Tensor, x: Tensor, pad: Blocks, q: Whitened, noise: Tensor, target: Tensor,
     var: Tensor | None, shared: Tensor | None = None,
 ) -> tuple[Tensor, Callable[[Tensor], NaturalStatistics]]:  # fmt: skip
-    """What stands in the braces of D̂⁴ for each scenario (L×V), but for what depends on W_p alone.
+    """Return the terms in the braces of D̂⁴ for each scenario (L×V), and a function that returns the statistics of v.
 
-    Args are those of `patient_bound`, but for latent values and their variances at the completed rows (L×K each), None
-    for values without any. Beside that, what moves q(v), given how often each scenario counts (V,).
+    The terms are without − Σ log σ_i² − n_p. The function takes the weight of each scenario (V,). The arguments are
+    those of `patient_bound`, except:
+
+    Args:
+        target: latent values at the completed rows (L×K): the mean of q(Z), or draws.
+        var: the variance of q(Z) at the completed rows (L×K); None for draws.
     """
     both = pad.filled[:, :, None] & pad.filled[:, None, :]
     xb = x[pad.places]
@@ -136,7 +153,7 @@ def patient_parts(
     spread = q.spread(white_a.flatten(1, 2).mT).unflatten(-1, white_a.shape[1:3]).sum(-1)
     trace = 0.0 if var is None else (root.square().sum(-2) * pad.gather(var)).sum(-1)
     log_determinant = -2.0 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    each = white_misfit.square().sum(-1) + trace + log_determinant + residual + spread  # L×V
+    parts = white_misfit.square().sum(-1) + trace + log_determinant + residual + spread  # L×V
 
     def statistics(weight: Tensor) -> NaturalStatistics:
         wide = white_a.detach().double().flatten(1, 2)  # L×Vn×M
@@ -144,16 +161,19 @@ def patient_parts(
         white_target = (root @ target[..., None]).detach().double().flatten(1, 2)
         return NaturalStatistics(weighted.mT @ wide, (weighted.mT @ white_target)[..., 0])
 
-    return each, statistics
+    return parts, statistics
 
 
 def own_whitener(kernel: AdditiveKernel, x: Tensor, pad: Blocks, noise: Tensor) -> Tensor:
-    """Inverse Cholesky factor of Σ̂ = K^(R) + σ_z²I per block (L×V×n×n); padded places are unit and apart."""
+    """Return the inverse Cholesky factor of Σ̂ = K^(R) + σ_z²I per block (L×V×n×n), for x (V×n×Q).
+
+    Padded places have the rows and columns of the identity.
+    """
     both = pad.filled[:, :, None] & pad.filled[:, None, :]
     own = torch.where(both, kernel(x, x, kernel.own), 0.0)
     return whitener(own + torch.diag_embed(torch.where(pad.filled, noise[:, None, None], 1.0)))
 
 
-def _total(values: Tensor, real: Tensor | None) -> Tensor:
-    """Sum over the real ones of the rows, the last dimension."""
+def _sum_rows(values: Tensor, real: Tensor | None) -> Tensor:
+    """Sum over rows, the last dimension, without padding."""
     return values.sum(-1) if real is None else (values * real).sum(-1)

@@ -1,4 +1,4 @@
-"""Kernels beside `gp` and `cat`: linear, periodic, Matérn, GPyTorch's; one set of parameters per latent dimension."""
+"""Kernels other than `gp` and `cat`: linear, periodic, Matérn, GPyTorch's; each latent dimension has parameters."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.schema import Schema
-from lacova.priors.gp.formula import NU, Component, Factor, FormulaError
+from lacova.priors.gp.formula import MATERN_NU, Component, Factor, FormulaError
 
 
 class FactorKernel(nn.Module, ABC):
-    """One factor of a component over the columns of X that it names."""
+    """One factor of a component: a kernel over some columns of X."""
 
     def __init__(self, columns: Sequence[int]) -> None:
         super().__init__()
@@ -24,14 +24,14 @@ class FactorKernel(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """Between x1 (…×n₁×Q) and x2 (…×n₂×Q): what broadcasts to L×…×n₁×n₂."""
+        """Return k(x1, x2), which broadcasts to L×…×n₁×n₂, for x1 (…×n₁×Q) and x2 (…×n₂×Q)."""
 
     @abstractmethod
     def diagonal(self, x: Tensor) -> Tensor:
-        """k(x, x) at each row of x (…×n×Q): what broadcasts to L×…×n."""
+        """Return k(x, x), which broadcasts to L×…×n, at each row of x (…×n×Q)."""
 
     def gaps(self, x1: Tensor, x2: Tensor) -> list[Tensor]:
-        """x_c − x'_c (…×n₁×n₂) of each column."""
+        """Return x_c − x'_c (…×n₁×n₂) for each column."""
         return [x1[..., :, None, c] - x2[..., None, :, c] for c in self.columns]
 
 
@@ -46,7 +46,7 @@ class Linear(FactorKernel):
 
 
 class Periodic(FactorKernel):
-    """exp(−2 Σ_c sin²(π(x_c − x'_c)/p_c)/ℓ_c²), periods learnt or fixed at `period`, in standardised units."""
+    """exp(−2 Σ_c sin²(π(x_c − x'_c)/p_c)/ℓ_c²); periods are learnt, or fixed at `period` in standardised units."""
 
     log_period: Tensor
 
@@ -65,8 +65,8 @@ class Periodic(FactorKernel):
         for gap, log_lengthscale, log_period in zip(
             self.gaps(x1, x2), self.log_lengthscale, self.log_period, strict=True
         ):
-            wave = torch.sin(math.pi * gap * _over(torch.exp(-log_period), gap))
-            exponent = exponent - 2.0 * wave.square() * _over(torch.exp(-2.0 * log_lengthscale), gap)
+            wave = torch.sin(math.pi * gap * _per_latent(torch.exp(-log_period), gap))
+            exponent = exponent - 2.0 * wave.square() * _per_latent(torch.exp(-2.0 * log_lengthscale), gap)
         return exponent.exp()
 
     def diagonal(self, x: Tensor) -> Tensor:
@@ -81,14 +81,14 @@ class Matern(FactorKernel):
 
     def __init__(self, columns: Sequence[int], latent_dim: int, dtype: torch.dtype, nu: float | None = None) -> None:
         super().__init__(columns)
-        self.nu = NU[-1] if nu is None else nu
+        self.nu = MATERN_NU[-1] if nu is None else nu
         self.log_lengthscale = nn.Parameter(torch.zeros(len(columns), latent_dim, dtype=dtype))
 
     def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
         square = x1.new_zeros(())
         for gap, log_lengthscale in zip(self.gaps(x1, x2), self.log_lengthscale, strict=True):
-            square = square + gap.square() * _over(torch.exp(-2.0 * log_lengthscale), gap)
-        d = (2.0 * self.nu * square).clamp_min(1e-30).sqrt()  # the slope of a root at 0 is infinite
+            square = square + gap.square() * _per_latent(torch.exp(-2.0 * log_lengthscale), gap)
+        d = (2.0 * self.nu * square).clamp_min(1e-30).sqrt()  # a root has an infinite derivative at 0
         decay = torch.exp(-d)
         if self.nu == 0.5:
             return decay
@@ -99,7 +99,7 @@ class Matern(FactorKernel):
 
 
 class Passed(FactorKernel):
-    """A copy per latent dimension of a kernel with GPyTorch's interface, which sees its columns only."""
+    """A kernel with GPyTorch's interface, applied to its columns only; each latent dimension has a copy."""
 
     def __init__(self, columns: Sequence[int], latent_dim: int, dtype: torch.dtype, kernel: nn.Module) -> None:
         super().__init__(columns)
@@ -114,11 +114,20 @@ class Passed(FactorKernel):
         return torch.stack([kernel(one).diagonal(dim1=-1, dim2=-2) for kernel in self.copies])
 
 
-def build(
+def build_factor(
     factor: Factor, space: CovariateSpace, latent_dim: int, dtype: torch.dtype,
     scale: Mapping[str, float], passed: Mapping[str, nn.Module],
 ) -> FactorKernel:  # fmt: skip
-    """The kernel of a factor; `scale` holds the size of one standardised unit of a column, in its own units."""
+    """Build the kernel of a factor.
+
+    Args:
+        factor: kernel, columns and option, as the formula states them.
+        space: layout of X.
+        latent_dim: L.
+        dtype: precision of the parameters.
+        scale: size of one standardised unit of each column in its own units.
+        passed: kernels with GPyTorch's interface, by their names in the formula.
+    """
     columns = [space.names.index(c) for c in factor.columns]
     if factor.kernel == "lin":
         return Linear(columns)
@@ -131,7 +140,7 @@ def build(
 
 
 def check_passed(components: Sequence[Component], passed: Mapping[str, object], schema: Schema) -> None:
-    """Refuse a passed kernel that cannot be evaluated on the columns which a term gives it."""
+    """Raise a `FormulaError` for a passed kernel that cannot be evaluated on its columns in the formula."""
     for name, kernel in passed.items():
         if not isinstance(kernel, nn.Module):
             raise FormulaError(
@@ -140,15 +149,15 @@ def check_passed(components: Sequence[Component], passed: Mapping[str, object], 
     for component in components:
         for factor in component.factors:
             kernel = passed.get(factor.kernel)
-            reason = None if kernel is None else _trial(kernel, len(factor.columns))
+            reason = None if kernel is None else _reason_unusable(kernel, len(factor.columns))
             if reason:
                 where = f"{factor} in term {component.formula(schema)!r}"
                 raise FormulaError(f"{where}: {type(kernel).__name__} {reason}")
 
 
 @torch.no_grad()
-def _trial(kernel: object, columns: int) -> str | None:
-    """What is wrong with a kernel of so many columns, if anything."""
+def _reason_unusable(kernel: object, columns: int) -> str | None:
+    """Return why a kernel cannot be used on so many columns; None if it can."""
     x = torch.linspace(-1.0, 1.0, 3, dtype=torch.float64)[:, None].expand(-1, columns)
     try:
         value = copy.deepcopy(kernel).double()(x, x).to_dense()  # type: ignore[attr-defined]
@@ -159,6 +168,6 @@ def _trial(kernel: object, columns: int) -> str | None:
     return None
 
 
-def _over(parameter: Tensor, gap: Tensor) -> Tensor:
-    """A parameter (L,) against gaps (…×n₁×n₂)."""
+def _per_latent(parameter: Tensor, gap: Tensor) -> Tensor:
+    """Reshape a parameter (L,) to broadcast with gaps (…×n₁×n₂)."""
     return parameter.view(-1, *(1 for _ in gap.shape))

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from lacova.data.schema import Schema
 
 KERNELS = ("gp", "cat", "lin", "periodic", "matern")
-OPTIONS = {"matern": "nu", "periodic": "period"}
-NU = (0.5, 1.5, 2.5)
+KERNEL_OPTIONS = {"matern": "nu", "periodic": "period"}
+MATERN_NU = (0.5, 1.5, 2.5)
 VARIANTS = ("regression", "temporal", "longitudinal")
 
 
 class FormulaError(ValueError):
-    """A formula that cannot be read, or that names what the schema does not have."""
+    """A formula that cannot be parsed, or that names something the schema does not have."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Factor:
 
     Attributes:
         kernel: one of `KERNELS`, or the name of a kernel that was passed in.
-        columns: what it takes.
+        columns: the columns it takes.
         option: ν of `matern` (None for 2.5), or the period of `periodic` in the column's own units (None to learn it).
     """
 
@@ -37,8 +37,10 @@ class Factor:
     option: float | None = None
 
     def __str__(self) -> str:
-        option = [] if self.option is None else [f"{OPTIONS[self.kernel]}={repr(self.option).removesuffix('.0')}"]
-        return f"{self.kernel}({', '.join([*map(_name, self.columns), *option])})"
+        arguments = [_quoted(column) for column in self.columns]
+        if self.option is not None:
+            arguments.append(f"{KERNEL_OPTIONS[self.kernel]}={repr(self.option).removesuffix('.0')}")
+        return f"{self.kernel}({', '.join(arguments)})"
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Component:
 
     Attributes:
         continuous: columns under `gp`, each with a length-scale.
-        categorical: columns under `cat`, the instance column aside.
+        categorical: columns under `cat`, without the instance column.
         instance: whether `cat(instance)` is a factor, so that the component belongs to K^(R).
         factors: kernels other than `gp` and `cat`.
     """
@@ -59,22 +61,26 @@ class Component:
 
     @property
     def columns(self) -> set[str]:
-        """All columns of the component, the instance aside."""
+        """All columns of the component, without the instance."""
         return {*self.continuous, *self.categorical, *(c for factor in self.factors for c in factor.columns)}
 
     def in_fixed_effects(self, name: str) -> bool:
-        """Whether patients' levels may depend on this column: not where each patient has an effect of its own."""
+        """Return whether the component lets column `name` into the fixed effects, which explain patients' intercepts.
+
+        It does if it contains the column and all patients share its effect. With `cat(instance)` as a factor, the
+        effect belongs to one patient, so it cannot explain differences between patients.
+        """
         return name in self.columns and not self.instance
 
     def formula(self, schema: Schema) -> str:
-        """The component as a term of a formula."""
+        """Return the component as a term of a formula."""
         categories = [*self.categorical, *([schema.instance] if self.instance and schema.instance else [])]
-        smooth = (f"gp({_name(c)})" for c in self.continuous)
-        return ":".join([*smooth, *map(str, self.factors), *(f"cat({_name(c)})" for c in categories)])
+        smooth = (f"gp({_quoted(c)})" for c in self.continuous)
+        return ":".join([*smooth, *map(str, self.factors), *(f"cat({_quoted(c)})" for c in categories)])
 
 
 def components(prior: str | None, schema: Schema, passed: Collection[str] = ()) -> list[Component]:
-    """Read a formula, a variant's name, or None for the variant that suits the schema.
+    """Return the components of a formula, of a variant by its name, or, for None, of the variant that suits the schema.
 
     `passed` names further kernels, each of which the formula must use.
     """
@@ -85,17 +91,20 @@ def components(prior: str | None, schema: Schema, passed: Collection[str] = ()) 
             )
     if prior is None:
         prior = "longitudinal" if schema.instance else "temporal" if schema.time else "regression"
-    read = _variant(prior, schema) if prior in VARIANTS else _parse(prior, schema, passed)
-    idle = sorted(set(passed) - {factor.kernel for component in read for factor in component.factors})
-    if idle:
+    terms = _variant(prior, schema) if prior in VARIANTS else _parse(prior, schema, passed)
+    unused = sorted(set(passed) - {factor.kernel for component in terms for factor in component.factors})
+    if unused:
         raise FormulaError(
-            f"kernel(s) {', '.join(idle)} were passed but not used; name them in the formula, which is {prior!r}."
+            f"kernel(s) {', '.join(unused)} were passed but not used; name them in the formula, which is {prior!r}."
         )
-    return read
+    return terms
 
 
 def _variant(name: str, schema: Schema) -> list[Component]:
-    """The paper's three models: one product kernel over all of X, or additive components with the instance in some."""
+    """Return the components of one of the paper's three models.
+
+    They are one product kernel over all of X, or additive components, some of them with the instance.
+    """
     continuous = tuple(c for c, kind in schema.covariates.items() if kind == "continuous")
     categorical = tuple(c for c, kind in schema.covariates.items() if kind == "categorical")
     if name == "temporal" and schema.time is None:
@@ -110,6 +119,7 @@ def _variant(name: str, schema: Schema) -> list[Component]:
 
 
 def _parse(formula: str, schema: Schema, passed: Collection[str]) -> list[Component]:
+    """Parse a formula into components, without repetitions."""
     from formulaic.errors import FormulaicError
     from formulaic.parser import DefaultFormulaParser
 
@@ -128,13 +138,14 @@ def _parse(formula: str, schema: Schema, passed: Collection[str]) -> list[Compon
 
 
 def _component(texts: list[str], schema: Schema, passed: Collection[str]) -> Component:
+    """Build the component of a term from the texts of its factors."""
     term = ":".join(texts)
     continuous: list[str] = []
     categorical: list[str] = []
     factors: list[Factor] = []
     for text in texts:
         where = f"{text} in term {term!r}"
-        kernel, columns, options = _read(text, term)
+        kernel, columns, options = _parse_factor(text, term)
         if kernel not in KERNELS and kernel not in passed:
             known = ", ".join([*KERNELS, *passed])
             raise FormulaError(f"unknown kernel {kernel!r} in term {term!r}; the kernels are {known}.")
@@ -146,7 +157,7 @@ def _component(texts: list[str], schema: Schema, passed: Collection[str]) -> Com
             categorical += columns
         else:
             factors.append(Factor(kernel, tuple(columns), option))
-    # A product of equal kernels is one of them, as in R; of `gp` with other length-scales, too.
+    # As in R, repeated factors count once: a product of two `gp` of one column is a `gp` with another length-scale.
     return Component(
         tuple(dict.fromkeys(continuous)),
         tuple(dict.fromkeys(c for c in categorical if c != schema.instance)),
@@ -155,8 +166,8 @@ def _component(texts: list[str], schema: Schema, passed: Collection[str]) -> Com
     )
 
 
-def _read(text: str, term: str) -> tuple[str, list[str], dict[str, str]]:
-    """Kernel, columns and options of a factor; a column that is no plain name stands in backticks: gp(`body mass`)."""
+def _parse_factor(text: str, term: str) -> tuple[str, list[str], dict[str, str]]:
+    """Return kernel, columns and options of a factor; backticks quote an unusual column name: gp(`body mass`)."""
     call = re.fullmatch(r"\s*(\w+)\s*\((.*)\)\s*", text, re.DOTALL)
     columns: list[str] = []
     options: dict[str, str] = {}
@@ -178,6 +189,7 @@ def _read(text: str, term: str) -> tuple[str, list[str], dict[str, str]]:
 
 
 def _check_columns(columns: list[str], kernel: str, schema: Schema, term: str, where: str) -> None:
+    """Raise a `FormulaError` for a column that is unknown, repeated, or of the wrong kind for the kernel."""
     for column in columns:
         kind = "categorical" if column == schema.instance else schema.covariates.get(column)
         if kind is None:
@@ -185,17 +197,18 @@ def _check_columns(columns: list[str], kernel: str, schema: Schema, term: str, w
             raise FormulaError(f"unknown column {column!r} in term {term!r}; the covariates are {', '.join(known)}.")
         if (kind == "categorical") != (kernel == "cat"):
             other = "cat" if kind == "categorical" else "gp"
-            raise FormulaError(f"{where}: {column!r} is {kind}; write {other}({_name(column)}).")
+            raise FormulaError(f"{where}: {column!r} is {kind}; write {other}({_quoted(column)}).")
         if columns.count(column) > 1:
             raise FormulaError(f"{where}: {column!r} is named {columns.count(column)} times; name it once.")
 
 
 def _option(kernel: str, columns: list[str], options: dict[str, str], where: str) -> float | None:
-    option = OPTIONS.get(kernel)
-    strange = next((name for name in options if name != option), None)
-    if strange is not None:
-        known = ", ".join(f"{name} of {k}" for k, name in OPTIONS.items())
-        raise FormulaError(f"{where}: {kernel} has no option {strange!r}; the options are {known}.")
+    """Return the value of the kernel's option, None if it is not given; raise a `FormulaError` for a bad one."""
+    option = KERNEL_OPTIONS.get(kernel)
+    unknown = next((name for name in options if name != option), None)
+    if unknown is not None:
+        known = ", ".join(f"{name} of {k}" for k, name in KERNEL_OPTIONS.items())
+        raise FormulaError(f"{where}: {kernel} has no option {unknown!r}; the options are {known}.")
     if option not in options:
         return None
     text = options[option]
@@ -203,8 +216,8 @@ def _option(kernel: str, columns: list[str], options: dict[str, str], where: str
         value = float(text)
     except ValueError:
         value = math.nan
-    if option == "nu" and value not in NU:
-        raise FormulaError(f"{where}: nu is {text}; expected one of {', '.join(map(str, NU))}.")
+    if option == "nu" and value not in MATERN_NU:
+        raise FormulaError(f"{where}: nu is {text}; expected one of {', '.join(map(str, MATERN_NU))}.")
     if option == "period" and len(columns) > 1:
         raise FormulaError(f"{where}: a period belongs to one column; write one periodic(...) for each, with ':'.")
     if option == "period" and not 0 < value < math.inf:
@@ -212,5 +225,6 @@ def _option(kernel: str, columns: list[str], options: dict[str, str], where: str
     return value
 
 
-def _name(column: str) -> str:
+def _quoted(column: str) -> str:
+    """Return the column as a formula writes it."""
     return column if re.fullmatch(r"\w+", column) else f"`{column}`"

@@ -1,10 +1,9 @@
-"""Inducing inputs S and the whitened distribution q(v) = N(m, H) about the inducing values u = C v, C Cᵀ = K_SS."""
+"""Inducing inputs S, and q(v) = N(m, H) of the whitened inducing values: u = C v with C Cᵀ = K_SS."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,22 +11,23 @@ from torch import Tensor, nn
 
 from lacova.data.covariate_space import CovariateSpace
 from lacova.nn.linalg import cholesky, identity, inverse_lower, log_det
+from lacova.priors.base import NaturalStatistics
 
 
 @dataclass(frozen=True)
 class Whitened:
-    """q(v): the mean m (L×M) and the Cholesky factor of the precision H⁻¹ (L×M×M)."""
+    """q(v) = N(m, H) of the whitened inducing values v: m (L×M) and the Cholesky factor of H⁻¹ (L×M×M)."""
 
     mean: Tensor
     precision_factor: Tensor
 
     @cached_property
     def root(self) -> Tensor:
-        """R (L×M×M) with RᵀR = H: the inverse of the factor, which one step needs for many things."""
+        """R (L×M×M) with RᵀR = H: the inverse of the factor, computed once."""
         return inverse_lower(self.precision_factor)
 
     def to(self, dtype: torch.dtype) -> Whitened:
-        """The same distribution in another precision; its root is found before it is rounded."""
+        """Return the same distribution in another precision; its root is computed before rounding."""
         if dtype == self.mean.dtype:
             return self
         other = Whitened(self.mean.to(dtype), self.precision_factor.to(dtype))
@@ -35,27 +35,27 @@ class Whitened:
         return other
 
     def spread(self, a: Tensor) -> Tensor:
-        """aᵀ H a for each column of a (L×M×n): L×n."""
+        """Return aᵀ H a (L×n) for each column of a (L×M×n)."""
         return (self.root @ a).square().sum(-2)
 
     def kl(self) -> Tensor:
-        """KL[N(m, H) ‖ N(0, I)], summed over latent dimensions."""
+        """Return KL[q(v) ‖ p(v)] = KL[N(m, H) ‖ N(0, I)], summed over latent dimensions."""
         size = self.mean.shape[-1]
         trace: Tensor = torch.linalg.vector_norm(self.root, dim=(-2, -1)) ** 2
         return 0.5 * (trace + self.mean.square().sum(-1) - size + log_det(self.precision_factor)).sum()
 
 
-class NaturalStatistics(NamedTuple):
-    """What the data say of v: precision A (L×M×M) and its product with the mean, b (L×M), scaled to the table."""
-
-    precision: Tensor
-    shift: Tensor
-
-
 class InducingPoints(nn.Module):
-    """S, learnt by gradient in its continuous columns, and q(v) in natural parameters, moved by natural gradients.
+    """Inducing inputs S, and q(v) of the whitened inducing values in natural parameters.
 
-    Starts from m = 0, H = I, where the KL of q(v) is zero.
+    The continuous columns of S are learnt by gradients; its categorical columns are fixed. Natural-gradient steps move
+    q(v), which starts from m = 0 and H = I, that is, from the prior p(v).
+
+    Args:
+        inputs: S to start from (M×Q).
+        space: layout of X.
+        latent_dim: L.
+        dtype: precision of S and q(v).
     """
 
     precision: Tensor
@@ -82,18 +82,18 @@ class InducingPoints(nn.Module):
         return torch.cat([self.locations, self.levels], dim=1)[:, self.order]
 
     def distribution(self) -> Whitened:
-        """q(v)."""
+        """Return q(v), the variational distribution of the whitened inducing values (not of covariates)."""
         factor = cholesky(self.precision, jitter=0.0)
         root = inverse_lower(factor)
         q = Whitened((root.mT @ (root @ self.shift[..., None]))[..., 0], factor)
-        q.__dict__["root"] = root  # of the cached property
+        q.__dict__["root"] = root  # fills the cached property
         return q
 
     @torch.no_grad()
     def natural_step(self, statistics: NaturalStatistics, rate: float) -> None:
-        """One natural-gradient step: H⁻¹ ← (1−ρ) H⁻¹ + ρ (I + A), H⁻¹m ← (1−ρ) H⁻¹m + ρ b.
+        """Take a natural-gradient step of size ρ = `rate`: H⁻¹ ← (1−ρ) H⁻¹ + ρ (I + A), H⁻¹m ← (1−ρ) H⁻¹m + ρ b.
 
-        The bounds are quadratic in v, so that ρ = 1 on the whole table lands on their optimum.
+        The bounds are quadratic in v, so that ρ = 1 on the whole table reaches their optimum.
         """
         eye = identity(self.precision.shape[-1], self.precision.dtype, self.precision.device)
         self.precision.lerp_(eye + statistics.precision, rate)
@@ -101,7 +101,7 @@ class InducingPoints(nn.Module):
 
 
 def spread_rows(features: Tensor, count: int, seed: int) -> Tensor:
-    """Indices of at most `count` different rows, spread out by k-means++."""
+    """Return indices of at most `count` distinct rows, spread out by k-means++."""
     values = features.double().numpy()
     count = min(count, len(np.unique(values, axis=0)))
     if count == 0:

@@ -11,23 +11,23 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from lacova.data.covariate_space import CovariateSpace
-from lacova.priors.gp.factors import FactorKernel, build
+from lacova.priors.gp.factors import FactorKernel, build_factor
 from lacova.priors.gp.formula import Component
 
 
 class AdditiveKernel(nn.Module):
     """k_l(x, x') = Σ_r s²_{lr} Π_{c in gp} exp(−(x_c − x'_c)²/2ℓ²_{lrc}) Π_{c in cat} 1[x_c = x'_c] Π_f k_{lrf}(x, x').
 
-    The last product is over the factors of other kernels. A factor `cat(instance)` is not evaluated: components that
-    have it are only asked for within one patient, where it is 1.
+    The last product is over the factors with other kernels. A factor `cat(instance)` is not evaluated: components that
+    have it are only evaluated within one patient, where it is 1.
 
     Args:
         components: the terms of the formula.
         space: layout of X.
         latent_dim: L.
         dtype: precision of the parameters and of the kernel matrices.
-        scale: the size of one standardised unit of a column in its own units, in which a formula states periods.
-        passed: kernels with GPyTorch's interface, by their names in the formula; each latent dimension has copies.
+        scale: size of one standardised unit of each column in its own units, in which a formula states periods.
+        passed: kernels with GPyTorch's interface, by their names in the formula; each latent dimension has a copy.
     """
 
     def __init__(
@@ -47,12 +47,17 @@ class AdditiveKernel(nn.Module):
             [nn.Parameter(torch.zeros(len(c), latent_dim, dtype=dtype)) for c in self._continuous]
         )
         self.others = nn.ModuleList(
-            nn.ModuleList(build(f, space, latent_dim, dtype, scale or {}, passed or {}) for f in component.factors)
+            nn.ModuleList(
+                build_factor(f, space, latent_dim, dtype, scale or {}, passed or {}) for f in component.factors
+            )
             for component in components
         )
 
     def forward(self, x1: Tensor, x2: Tensor, part: Sequence[int]) -> Tensor:
-        """Sum of the components in `part` between x1 (…×n₁×Q) and x2 (…×n₂×Q), in their precision: L×…×n₁×n₂."""
+        """Return the sum of the components in `part` (L×…×n₁×n₂) between x1 (…×n₁×Q) and x2 (…×n₂×Q).
+
+        The result has the precision of x1 and x2.
+        """
         wide = self.log_variance.dtype
         simple = tuple(r for r in part if not self.factors(r))
         total = self._products(x1, x2, simple)
@@ -65,30 +70,30 @@ class AdditiveKernel(nn.Module):
         return total
 
     def _products(self, x1: Tensor, x2: Tensor, part: Sequence[int]) -> Tensor:
-        """The sum over components of their `gp` and `cat` factors."""
+        """Return the sum of the components in `part`, each without its other factors."""
         if not part:
-            return x1.new_zeros(self.log_variance.shape[1], *paired(x1, x2))
+            return x1.new_zeros(self.log_variance.shape[1], *pair_shape(x1, x2))
         scales = torch.cat([self.log_lengthscale[r] for r in part]).to(x1.dtype)
         layout = tuple((tuple(self._continuous[r]), tuple(self._categorical[r])) for r in part)
-        x2 = x2.view_as(x2) if x2 is x1 else x2  # torch.compile wants different arguments
+        x2 = x2.view_as(x2) if x2 is x1 else x2  # torch.compile needs distinct arguments
         variances = torch.stack([self.log_variance[r] for r in part]).to(x1.dtype)
         total: Tensor = _Products.apply(x1, x2, variances, scales, layout)  # type: ignore[no-untyped-call]
         return total
 
     def scales(self, r: int) -> list[tuple[int, Tensor]]:
-        """Columns of component r under `gp`, each with its log length-scales (L,)."""
+        """Return the columns of component r under `gp`, each with its log length-scales (L,)."""
         return list(zip(self._continuous[r], self.log_lengthscale[r], strict=True))
 
-    def levels(self, r: int) -> list[int]:
-        """Categorical columns of component r, the instance aside."""
+    def categorical(self, r: int) -> list[int]:
+        """Return the columns of component r under `cat`, without the instance."""
         return self._categorical[r]
 
     def factors(self, r: int) -> Sequence[FactorKernel]:
-        """The other kernels of component r."""
+        """Return the factors of component r other than `gp` and `cat`."""
         return cast(Sequence[FactorKernel], self.others[r])
 
     def diagonal(self, x: Tensor, part: Sequence[int]) -> Tensor:
-        """k(x, x) of the components in `part` at each row of x (…×n×Q): L×…×n."""
+        """Return k(x, x) (L×…×n) of the components in `part` at each row of x (…×n×Q)."""
         latent = (-1, *(1 for _ in x.shape[:-1]))
         total = x.new_zeros(self.log_variance.shape[1]).view(latent)
         for r in part:
@@ -99,28 +104,28 @@ class AdditiveKernel(nn.Module):
         return total.expand(-1, *x.shape[:-1])
 
 
-def paired(x1: Tensor, x2: Tensor) -> torch.Size:
-    """Shape (…×n₁×n₂) of what there is for each row of x1 (…×n₁×Q) and each of x2 (…×n₂×Q)."""
-    # Not by torch.broadcast_shapes, which imports sympy: a second of every command.
+def pair_shape(x1: Tensor, x2: Tensor) -> torch.Size:
+    """Return the shape (…×n₁×n₂) of a matrix between the rows of x1 (…×n₁×Q) and those of x2 (…×n₂×Q)."""
+    # torch.broadcast_shapes would import sympy, which costs every command a second.
     both: Sequence[Tensor] = torch.broadcast_tensors(x1[..., :, None, :0], x2[..., None, :, :0])
     return both[0].shape[:-1]
 
 
-Layout = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # of each component, its `gp` and its `cat` columns
+_Layout = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # `gp` and `cat` columns of each component
 
 
 class _Products(torch.autograd.Function):
     """Σ_r exp(log s²_r − ½ Σ_c (x_c − x'_c)²/ℓ²_rc) Π_c 1[x_c = x'_c], with its gradient in closed form.
 
-    Autograd alone would pass over the L×n₁×n₂ numbers of each component some twenty times; this does so seven times.
-    With E_r a component and G the gradient, all of it contracts G∘E_r: with ones, with squared gaps, with ℓ⁻².
+    Autograd alone would pass over the L×n₁×n₂ numbers of each component some twenty times; this class does so seven
+    times. With E_r a component and G the gradient, every part contracts G∘E_r: with ones, squared gaps or ℓ⁻².
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x1: Tensor, x2: Tensor, log_variance: Tensor, log_lengthscale: Tensor, layout: Layout
+        ctx: Any, x1: Tensor, x2: Tensor, log_variance: Tensor, log_lengthscale: Tensor, layout: _Layout
     ) -> Tensor:
-        pairs = paired(x1, x2)
+        pairs = pair_shape(x1, x2)
         precision = torch.exp(-2.0 * log_lengthscale)
         gap = {c: x1[..., :, None, c] - x2[..., None, :, c] for parts in layout for c in (*parts[0], *parts[1])}
         values, k = [], 0

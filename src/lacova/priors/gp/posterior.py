@@ -1,7 +1,7 @@
-"""The Gaussian process after training: what all rows say of v, and z at new covariates, with a patient's history.
+"""The Gaussian process after training: the posterior of v, and z at new covariates given a patient's history.
 
-Integrates q(Z): with Σ = QQ + Σ̂ (low rank plus blocks), mean K*Σ⁻¹μ and covariance
-K** − K*Σ⁻¹K*ᵀ + K*Σ⁻¹WΣ⁻¹K*ᵀ, without ever forming an N×N matrix: O(N M²) once, O(M²) per new row.
+q(Z) is integrated out. With Σ = QQ + Σ̂ (low rank plus blocks), the mean is K*Σ⁻¹μ and the covariance
+K** − K*Σ⁻¹K*ᵀ + K*Σ⁻¹WΣ⁻¹K*ᵀ. No N×N matrix is ever formed: O(N M²) once, O(M²) per new row.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from lacova.data.batches import Blocks, blocks
-from lacova.nn.latents import Chain
 from lacova.nn.linalg import cholesky, solve_lower
+from lacova.priors.base import History, NaturalStatistics
 from lacova.priors.gp.bounds import own_whitener, project
-from lacova.priors.gp.inducing import NaturalStatistics, Whitened
+from lacova.priors.gp.inducing import Whitened
 from lacova.priors.gp.kernels import AdditiveKernel
 
 
 class LatentPosterior(NamedTuple):
-    """v given all training rows: v | Z ~ N(H b(Z), H), and Z ~ q(Z).
+    """The posterior of v given all training rows: v | Z ~ N(H b(Z), H), and Z ~ q(Z).
 
     Attributes:
         q: N(E[H b], H).
@@ -31,7 +31,7 @@ class LatentPosterior(NamedTuple):
     encoder_spread: Tensor
 
     def spread(self, c: Tensor) -> Tensor:
-        """cᵀ(H + HGH)c (L×V×n×n) for c (L×V×n×M)."""
+        """Return cᵀ(H + HGH)c (L×V×n×n) for c (L×V×n×M)."""
         factor, right = self.q.precision_factor, _columns(c)
         white = solve_lower(factor, right)  # cᵀHc = whiteᵀ white
         hc = torch.cholesky_solve(right, factor)
@@ -40,32 +40,17 @@ class LatentPosterior(NamedTuple):
 
 
 def _columns(c: Tensor) -> Tensor:
-    """L×M×Vn of c (L×V×n×M): right-hand sides of one system, which is not copied for each of V."""
+    """Lay c (L×V×n×M) out as L×M×Vn: right-hand sides of one system, which is then not copied V times."""
     return c.flatten(1, 2).mT
 
 
 def _rows(flat: Tensor, c: Tensor) -> Tensor:
-    """L×M×Vn back into the layout of c (L×V×n×M)."""
+    """Lay L×M×Vn out as c (L×V×n×M) is."""
     return flat.mT.reshape(c.shape)
 
 
-class History(NamedTuple):
-    """Visits already seen, of the same groups as the new rows: x (K×Q), q(z) (K×L each), group (K,).
-
-    `trained` (groups,) says which of them were also training rows, in the posterior of v already. `chain` is what
-    couples them under q, with a line for each group; None if they are independent.
-    """
-
-    x: Tensor
-    mean: Tensor
-    var: Tensor
-    group: Tensor
-    trained: Tensor
-    chain: Chain | None = None
-
-
 def latent_posterior(statistics: NaturalStatistics, encoder_spread: Tensor) -> LatentPosterior:
-    """From A, b and G summed over the training rows: H = (I + A)⁻¹."""
+    """Return the posterior of v from A, b and G summed over the training rows: H = (I + A)⁻¹."""
     eye = torch.eye(statistics.precision.shape[-1], dtype=encoder_spread.dtype, device=encoder_spread.device)
     factor = cholesky(eye + statistics.precision, jitter=0.0)
     mean = torch.cholesky_solve(statistics.shift[..., None], factor)[..., 0]
@@ -73,14 +58,14 @@ def latent_posterior(statistics: NaturalStatistics, encoder_spread: Tensor) -> L
 
 
 def row_encoder_spread(a: Tensor, noise: Tensor, var: Tensor, weight: Tensor) -> Tensor:
-    """Σ_i E[a_i σ_z⁻² σ_i² σ_z⁻² a_iᵀ] (L×M×M); var (L×K) already repeated for the completed rows."""
+    """Return G = Σ_i E[a_i σ_z⁻² σ_i² σ_z⁻² a_iᵀ] (L×M×M); `var` (L×K) is σ_i² of the K completed rows."""
     return (a * (var * weight / noise[:, None] ** 2)[:, None, :]) @ a.mT
 
 
 def patient_encoder_spread(
     kernel: AdditiveKernel, a: Tensor, x: Tensor, pad: Blocks, noise: Tensor, var: Tensor, weight: Tensor
 ) -> Tensor:
-    """Σ_p E[a_p Σ̂_p⁻¹ W_p Σ̂_p⁻¹ a_pᵀ] (L×M×M)."""
+    """Return G = Σ_p E[a_p Σ̂_p⁻¹ W_p Σ̂_p⁻¹ a_pᵀ] (L×M×M); `var` (L×K) is σ_i² of the K completed rows."""
     inverse_factor = own_whitener(kernel, x[pad.places], pad, noise)
     gain = inverse_factor.mT @ (inverse_factor @ pad.gather(a).permute(0, 2, 3, 1))  # Σ̂⁻¹aᵀ, L×V×n×M
     return torch.einsum("lvnm,lvnk->lmk", gain * (pad.gather(var) * weight[:, None])[..., None], gain)
@@ -90,7 +75,15 @@ def predict_blocks(
     kernel: AdditiveKernel, inducing: Tensor, posterior: LatentPosterior, noise: Tensor,
     x: Tensor, group: Tensor, history: History | None = None,
 ) -> tuple[Tensor, Tensor, Blocks]:  # fmt: skip
-    """Mean (L×V×n) and covariance (L×V×n×n) of z at the rows x (K×Q), jointly within each group (V of them)."""
+    """Return mean (L×V×n) and covariance (L×V×n×n) of z at the rows x (K×Q), jointly within each of V groups.
+
+    Args:
+        kernel, inducing: the kernel and the inducing inputs S (M×Q).
+        posterior: the posterior of v.
+        noise: σ_z² (L,).
+        x, group: the new rows, and the patient of each (K,).
+        history: earlier visits of these patients.
+    """
     pad = blocks(group)
     xb = x[pad.places]
     both = pad.filled[:, :, None] & pad.filled[:, None, :]
@@ -102,19 +95,19 @@ def predict_blocks(
         past = blocks(history.group, len(pad.places))
         xh = history.x[past.places]
         inverse_factor = own_whitener(kernel, xh, past, noise)
-        reach = pad.filled[:, :, None] & past.filled[:, None, :]
-        cross = torch.where(reach, kernel(xb, xh, kernel.own), 0.0)  # K^(R)_{*h}
+        both = pad.filled[:, :, None] & past.filled[:, None, :]
+        cross = torch.where(both, kernel(xb, xh, kernel.own), 0.0)  # K^(R)_{*h}
         gain = cross @ inverse_factor.mT @ inverse_factor  # B = K^(R)_{*h} Σ̂⁻¹
         ah = past.gather(project(kernel, inducing, history.x)).permute(0, 2, 3, 1)
         mu, w = past.gather(history.mean.mT), past.gather(history.var.mT)
         c = c - gain @ ah
         mean = (gain @ mu[..., None])[..., 0]
-        noisy_gain = gain * w[..., None, :]
-        covariance = covariance - gain @ cross.mT + noisy_gain @ gain.mT
-        # Cov[v, z_h] = H a_h Σ̂⁻¹ W_h, for the patients that the posterior of v has already seen.
-        weighed = inverse_factor.mT @ (inverse_factor @ ah)
-        hv = _rows(torch.cholesky_solve(_columns(weighed), posterior.q.precision_factor), weighed)
-        shared_error = (c @ hv.mT) @ noisy_gain.mT * history.trained[:, None, None]
+        weighted_gain = gain * w[..., None, :]  # B W_h
+        covariance = covariance - gain @ cross.mT + weighted_gain @ gain.mT
+        # Cov[v, z_h] = H a_h Σ̂⁻¹ W_h, for patients whose visits the posterior of v includes.
+        weighted_a = inverse_factor.mT @ (inverse_factor @ ah)  # Σ̂⁻¹a_hᵀ
+        hv = _rows(torch.cholesky_solve(_columns(weighted_a), posterior.q.precision_factor), weighted_a)
+        shared_error = (c @ hv.mT) @ weighted_gain.mT * history.trained[:, None, None]
         covariance = covariance + shared_error + shared_error.mT
     covariance = covariance + posterior.spread(c)
     mean = mean + torch.einsum("lvnm,lm->lvn", c, posterior.q.mean)

@@ -7,8 +7,8 @@ With a = ℓ_r², b = ℓ_r'², x ~ N(μ, v) in one column:
     E[k_r(x,s) k_r'(x,s')] exp(−(s−s')²/2(a+b)) √(g/(g+v)) exp(−(μ−c)²/2(g+v))  π_s 1[s = s']    (cat)
                            g = ab/(a+b), c = (bs + as')/(a+b)
 
-A component without the column contributes 1 to the first, and the first formula to the second. Everything is summed
-in logarithms and in float64, whatever the precision of the kernel: second moments of near-collinear inputs cancel.
+A component without the column contributes 1 to the first, and the first formula to the second. Products are sums of
+logarithms in float64, whatever the precision of the kernel: second moments of near-collinear inputs cancel.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torch import Tensor
 
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import FactorisedDistribution
-from lacova.nn.linalg import add_jitter, whitener
+from lacova.nn import linalg
 from lacova.priors.gp.inducing import Whitened
-from lacova.priors.gp.kernels import AdditiveKernel, paired
+from lacova.priors.gp.kernels import AdditiveKernel, pair_shape
 
-# Numbers (L × M² × rows) that second moments hold at a time.
-CHUNK = 4_000_000
+# Numbers (L × M² × rows) that second moments hold at a time, to bound memory.
+_MAX_MOMENT_NUMBERS = 4_000_000
 
 
 class Inputs(NamedTuple):
@@ -37,29 +37,29 @@ class Inputs(NamedTuple):
     prob: Tensor
 
     def take(self, index: Tensor) -> Inputs:
+        """Return the inputs at `index`."""
         return Inputs(self.mean[index], self.var[index], self.prob[index])
 
 
-def uncertain(x: Tensor, known: Tensor, distribution: FactorisedDistribution, space: CovariateSpace) -> Inputs:
-    """Rows x (n×Q) where `known`, the distribution elsewhere."""
-    level = torch.arange(space.max_levels, device=x.device)
-    hot = (x[..., None] == level).double()
+def uncertain_inputs(x: Tensor, known: Tensor, q_x: FactorisedDistribution, space: CovariateSpace) -> Inputs:
+    """Return the rows x (n×Q) where `known` (n×Q), and q(x_u) elsewhere."""
+    one_hot = (x[..., None] == torch.arange(space.max_levels, device=x.device)).double()
     return Inputs(
-        torch.where(known, x, distribution.mean).double(),
-        torch.where(known, 0.0, distribution.var).double(),
-        torch.where(known[..., None], hot, distribution.log_prob.double().exp()),
+        torch.where(known, x, q_x.mean).double(),
+        torch.where(known, 0.0, q_x.var).double(),
+        torch.where(known[..., None], one_hot, q_x.log_prob.double().exp()),
     )
 
 
-def points(x: Tensor, space: CovariateSpace) -> Inputs:
-    """Inputs that are known."""
-    hot = (x[..., None] == torch.arange(space.max_levels, device=x.device)).double()
-    return Inputs(x.double(), torch.zeros_like(x).double(), hot)
+def known_inputs(x: Tensor, space: CovariateSpace) -> Inputs:
+    """Return the rows x (n×Q) as inputs without uncertainty."""
+    one_hot = (x[..., None] == torch.arange(space.max_levels, device=x.device)).double()
+    return Inputs(x.double(), torch.zeros_like(x).double(), one_hot)
 
 
 def expected_kernel(kernel: AdditiveKernel, one: Inputs, two: Inputs, part: Sequence[int]) -> Tensor:
-    """E[k(x, x')] (L×…×n₁×n₂) between independent uncertain inputs."""
-    pairs = paired(one.mean, two.mean)
+    """Return E[k(x, x')] (L×…×n₁×n₂) of the components in `part`, between independent uncertain inputs."""
+    pairs = pair_shape(one.mean, two.mean)
     latent = (-1, *(1 for _ in pairs))
     total = one.mean.new_zeros(kernel.log_variance.shape[1], *pairs)
     for r in part:
@@ -70,18 +70,18 @@ def expected_kernel(kernel: AdditiveKernel, one: Inputs, two: Inputs, part: Sequ
             gap = one.mean[..., :, None, c] - two.mean[..., None, :, c]
             exponent = exponent - 0.5 * (gap**2 / spread + (spread / square).log())
         value = exponent.exp().expand(-1, *pairs)
-        for c in kernel.levels(r):
+        for c in kernel.categorical(r):
             value = value * (one.prob[..., c, :] @ two.prob[..., c, :].mT)
         total = total + value
     return total
 
 
 def expected_cross(kernel: AdditiveKernel, s: Tensor, x: Inputs, part: Sequence[int], space: CovariateSpace) -> Tensor:
-    """E[k(s, x)] (L×M×n) between known inputs s (M×Q) and uncertain ones.
+    """Return E[k(s, x)] (L×M×n) of the components in `part`, between known inputs s (M×Q) and uncertain ones.
 
-    The exponent is −½ Σ_c p_ci (μ_ci − s_cj)² plus a term of i: multiplied out, one product of matrices.
+    The exponent is −½ Σ_c p_ci (μ_ci − s_cj)² plus a term of i. Multiplied out, it is one product of matrices.
     """
-    anchor = points(s, space)
+    anchor = known_inputs(s, space)
     total = x.mean.new_zeros(kernel.log_variance.shape[1], len(s), len(x.mean))
     for r in part:
         exponent = kernel.log_variance[r].double()[:, None, None]
@@ -95,29 +95,31 @@ def expected_cross(kernel: AdditiveKernel, s: Tensor, x: Inputs, part: Sequence[
         if row_features:
             exponent = exponent - 0.5 * torch.stack(point_features, -1) @ torch.stack(row_features, -2)
         value = exponent.exp().expand_as(total)
-        for c in kernel.levels(r):
+        for c in kernel.categorical(r):
             value = value * (anchor.prob[:, c] @ x.prob[:, c].mT)
         total = total + value
     return total
 
 
 def expected_outer(kernel: AdditiveKernel, s: Tensor, x: Inputs, weight: Tensor, space: CovariateSpace) -> Tensor:
-    """Σ_i w_i E[k(S, x_i) k(x_i, S)] (L×M×M) over the shared components, for weights (L×n)."""
+    """Return Σ_i w_i E[k(S, x_i) k(x_i, S)] (L×M×M) of the shared components, for weights w (L×n)."""
     size, latent = len(s), weight.shape[0]
     total = weight.new_zeros(latent, size, size)
     if size == 0:
         return total
-    anchor = points(s, space)
+    anchor = known_inputs(s, space)
     upper = torch.triu_indices(size, size, device=s.device)
-    square = torch.cartesian_prod(*(torch.arange(size, device=s.device),) * 2).T
-    step = max(1, CHUNK // (latent * size * size))
+    every_pair = torch.cartesian_prod(*(torch.arange(size, device=s.device),) * 2).T
+    step = max(1, _MAX_MOMENT_NUMBERS // (latent * size * size))
     for rows in torch.arange(weight.shape[1], device=s.device).split(step):
         part = x.take(rows)
         for k, r in enumerate(kernel.shared):
             for r2 in kernel.shared[k:]:
-                one, two = upper if r == r2 else square
+                one, two = upper if r == r2 else every_pair
                 moment = torch.zeros_like(total)
-                moment[:, one, two] = _pair(kernel, anchor.take(one), anchor.take(two), part, r, r2, weight[:, rows])
+                moment[:, one, two] = _pair_moment(
+                    kernel, anchor.take(one), anchor.take(two), part, r, r2, weight[:, rows]
+                )
                 mirrored = moment + moment.mT
                 total = total + (
                     mirrored - torch.diag_embed(moment.diagonal(dim1=-2, dim2=-1)) if r == r2 else mirrored
@@ -125,11 +127,13 @@ def expected_outer(kernel: AdditiveKernel, s: Tensor, x: Inputs, weight: Tensor,
     return total
 
 
-def _pair(kernel: AdditiveKernel, one: Inputs, two: Inputs, x: Inputs, r: int, r2: int, weight: Tensor) -> Tensor:
-    """Σ_i w_i E[k_r(x_i, s) k_r2(x_i, s')] (L×J) for J pairs of known inputs.
+def _pair_moment(
+    kernel: AdditiveKernel, one: Inputs, two: Inputs, x: Inputs, r: int, r2: int, weight: Tensor
+) -> Tensor:
+    """Return Σ_i w_i E[k_r(x_i, s) k_r2(x_i, s')] (L×J) for J pairs of known inputs.
 
-    The exponent is −½ Σ_c p_ci (μ_ci − P_cj)² plus terms of i or j alone; the square, multiplied out, is one product
-    of matrices: of rows (p, pμ, pμ²) and pairs (P², −2P, 1).
+    The exponent is −½ Σ_c p_ci (μ_ci − P_cj)² plus terms of i or j alone. Multiplied out, the square is one product of
+    matrices: of rows (p, pμ, pμ²) and pairs (P², −2P, 1).
     """
     first, second = dict(kernel.scales(r)), dict(kernel.scales(r2))
     of_pair = (kernel.log_variance[r] + kernel.log_variance[r2]).double()[:, None].expand(-1, len(one.mean))
@@ -152,42 +156,42 @@ def _pair(kernel: AdditiveKernel, one: Inputs, two: Inputs, x: Inputs, r: int, r
     if row_features:
         exponent = exponent - 0.5 * torch.stack(pair_features, -1) @ torch.stack(row_features, -2)
     value = exponent.exp()  # L×J×n
-    levels, levels2 = set(kernel.levels(r)), set(kernel.levels(r2))
-    for c in sorted(levels | levels2):
-        hit = (one if c in levels else two).prob[:, c] @ x.prob[:, c].mT  # π_i[s] (J×n)
-        if c in levels and c in levels2:
-            hit = hit * (one.prob[:, c] * two.prob[:, c]).sum(-1)[:, None]
-        value = value * hit
+    categorical, categorical2 = set(kernel.categorical(r)), set(kernel.categorical(r2))
+    for c in sorted(categorical | categorical2):
+        prob = (one if c in categorical else two).prob[:, c] @ x.prob[:, c].mT  # π_i[s] (J×n)
+        if c in categorical and c in categorical2:
+            prob = prob * (one.prob[:, c] * two.prob[:, c]).sum(-1)[:, None]
+        value = value * prob
     moment: Tensor = (value @ weight[..., None])[..., 0]
     return moment
 
 
 def excess(
-    kernel: AdditiveKernel, s: Tensor, x: Inputs, first: Tensor, weight: Tensor, q: Whitened, root: Tensor,
+    kernel: AdditiveKernel, s: Tensor, x: Inputs, cross: Tensor, weight: Tensor, q: Whitened, whitener: Tensor,
     space: CovariateSpace,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """What the uncertainty of inputs adds to a bound evaluated at their mean projections, and to its A (L×M×M).
+    """Return what uncertain inputs add to a bound at their expected projections, and what they add to its A (L×M×M).
 
-    ½ [mᵀTm − tr T + tr HT] with T = Σ_i w_i Cov[a_i]: rows are independent, so that only their own squares differ.
+    ½ [mᵀTm − tr T + tr HT] with T = Σ_i w_i Cov[a_i]. Rows are independent, so only the terms quadratic in a_i change.
 
     Args:
         kernel, s: the kernel and the inducing inputs (M×Q).
         x: the uncertain inputs.
-        first: E[k(S, x)] (L×M×n).
+        cross: E[k(S, x)] (L×M×n).
         weight: w (L×n).
-        q: distribution about v.
-        root: C⁻¹ (L×M×M), C Cᵀ = K_SS.
+        q: q(v).
+        whitener: C⁻¹ (L×M×M), C Cᵀ = K_SS.
         space: layout of X.
     """
-    outer = expected_outer(kernel, s, x, weight, space) - (first * weight[:, None]) @ first.mT
-    spread = root @ outer @ root.mT
+    outer = expected_outer(kernel, s, x, weight, space) - (cross * weight[:, None]) @ cross.mT
+    spread = whitener @ outer @ whitener.mT
     trace = spread.diagonal(dim1=-2, dim2=-1).sum(-1)
-    mean, inner = q.mean.double(), q.root.double()
-    inside = ((inner @ spread) * inner).sum((-2, -1))
-    value = ((spread @ mean[..., None])[..., 0] * mean).sum(-1) - trace + inside
+    mean, root = q.mean.double(), q.root.double()
+    trace_h = ((root @ spread) * root).sum((-2, -1))
+    value = ((spread @ mean[..., None])[..., 0] * mean).sum(-1) - trace + trace_h
     return 0.5 * value.sum(), spread.detach()
 
 
-def inducing_root(kernel: AdditiveKernel, s: Tensor, jitter: float | None = None) -> Tensor:
-    """C⁻¹ (L×M×M) in float64, C Cᵀ = K_SS of the shared components."""
-    return whitener(add_jitter(kernel(s.double(), s.double(), kernel.shared), jitter))
+def inducing_whitener(kernel: AdditiveKernel, s: Tensor, jitter: float | None = None) -> Tensor:
+    """Return C⁻¹ (L×M×M) in float64, C Cᵀ = K_SS of the shared components."""
+    return linalg.whitener(linalg.add_jitter(kernel(s.double(), s.double(), kernel.shared), jitter))

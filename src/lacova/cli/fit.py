@@ -1,0 +1,253 @@
+"""`lacova fit`: learn a model from a table and write it into a folder."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lacova.cli.common import (
+    MODEL,
+    AsJson,
+    Data,
+    Device,
+    Epochs,
+    Quiet,
+    SchemaFile,
+    Seed,
+    Settings,
+    Stream,
+    finite,
+    merge_settings,
+    print_json,
+    read_or_stream,
+    read_schema,
+    remark,
+)
+
+if TYPE_CHECKING:
+    from lacova.data.schema import Schema
+    from lacova.models.base import Model
+
+SCHEMA, TRAINING = "schema.toml", "training.csv"
+GO_ON = "The same command with --resume goes on."
+MIN_UNITS = 20  # with fewer rows or instances, none are held out
+
+
+def fit(
+    data: Data,
+    schema: SchemaFile,
+    out: Annotated[Path, typer.Option(help="folder to write the model into", show_default=False)],
+    validation: Annotated[Path | None, typer.Option(help="a table for early stopping; default a share of DATA")] = None,
+    validation_share: Annotated[
+        float, typer.Option(help="share of rows, or of instances, held out for early stopping")
+    ] = 0.1,
+    model: Annotated[
+        str,
+        typer.Option(
+            help="cvae, gp, or another by its name, such as lvae; auto: gp where there is an instance or a time column"
+        ),
+    ] = "auto",
+    prior: Annotated[str | None, typer.Option(help="formula of the GP prior, such as 'gp(day) + cat(sex)'")] = None,
+    latent_dim: Annotated[int, typer.Option(help="dimensions of z")] = 8,
+    covariates: Annotated[str | None, typer.Option(help="how to treat gaps in covariates; joint unless given")] = None,
+    settings: Settings = None,
+    epochs: Epochs = None,
+    batch_size: Annotated[int | None, typer.Option(help="rows (100), or instances (10), per step")] = None,
+    stream: Stream = False,
+    checkpoint_every: Annotated[
+        int, typer.Option(help="write the file RUN.checkpoint every so many steps; 0 for none", min=0)
+    ] = 1000,
+    resume: Annotated[bool, typer.Option("--resume", help="continue from RUN.checkpoint, if there is one")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="replace an existing model or checkpoint and start again")
+    ] = False,
+    devices: Annotated[
+        int, typer.Option(help="processes that share each batch, each with its own GPU if there is one", min=1)
+    ] = 1,
+    nodes: Annotated[
+        int, typer.Option(help="number of machines, under torchrun or srun; see docs/scaling.md", min=1)
+    ] = 1,
+    seed: Seed = 0,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Learn a model from a table with gaps."""
+    from lacova.data.io.files import check_folder
+    from lacova.training.distributed import writes
+
+    writer = devices * nodes == 1 or writes()
+    quiet = quiet or not writer
+    checkpoint = out.parent / f"{out.name}.checkpoint"
+    resuming = _check_checkpoint(checkpoint, checkpoint_every, resume, force)
+    _check_run(out, force or resuming)
+    check_folder(out.parent)
+    roles = read_schema(schema, data)
+    given = {
+        "latent_dim": latent_dim, "prior": prior, "covariates": covariates, "batch_size": batch_size,
+        "max_epochs": epochs,
+    }  # fmt: skip
+    learner, options = _learner(roles, model, merge_settings(settings, given))
+    if validation is None:
+        table, held_out = _split(read_or_stream(data, stream), roles, validation_share, seed)
+    else:
+        table, held_out = read_or_stream(data, stream), read_or_stream(validation, stream)
+    remark(f"Learning a {type(learner).__name__} from {_row_counts(data, table, held_out)}.", quiet)
+    if checkpoint_every:
+        options |= {"checkpoint": checkpoint, "checkpoint_every": checkpoint_every, "checkpoint_keep": True}
+    if devices * nodes > 1:
+        options |= {"devices": devices, "nodes": nodes}
+    if not resuming and writer:
+        checkpoint.unlink(missing_ok=True)
+    options |= {"seed": seed, "device": device, "progress": False if quiet else None}
+    _learn(learner, table, held_out, options, out if writer else None, checkpoint)
+    if not writer:
+        return
+    if as_json:
+        assert learner.training is not None
+        last = learner.training.tail(1).to_dict("records") or [{}]
+        print_json({"run": str(out), "model": type(learner).__name__, **finite(last[0])})
+    else:
+        remark(
+            f"{learner.describe()}\nWritten to {out}. To fill the gaps:\n  lacova impute {out} {data} --out FILE", quiet
+        )
+    if learner.interrupted:
+        hint = GO_ON if checkpoint.exists() else "There is no checkpoint to go on from."
+        typer.echo(f"lacova: interrupted; the model with the best weights so far is in {out}. {hint}", err=True)
+        raise typer.Exit(130)
+    checkpoint.unlink(missing_ok=True)
+
+
+def _learn(
+    learner: Model, table: Any, held_out: Any, options: Mapping[str, Any], out: Path | None, checkpoint: Path
+) -> None:
+    """Fit the model and write it into the folder `out`; None in a process that does not write."""
+    from lacova.data.io.files import write_table
+    from lacova.training.interrupt import InterruptedWarning
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", InterruptedWarning)
+            learner.fit(table, held_out, **options)
+        if out is None:
+            return
+        assert learner.training is not None
+        with _new_folder(out) as folder:
+            learner.save(folder / MODEL)
+            learner.schema.to_toml(folder / SCHEMA)
+            write_table(learner.training, folder / TRAINING)
+    except KeyboardInterrupt:
+        if not checkpoint.exists():
+            raise
+        typer.echo(f"lacova: interrupted; no model was written. {GO_ON}", err=True)
+        raise typer.Exit(130) from None
+
+
+def _row_counts(data: Path, table: Any, held_out: Any) -> str:
+    import pandas as pd
+
+    rows = f"{len(table)} rows" if isinstance(table, pd.DataFrame) else str(data)
+    return f"{rows}, {len(held_out)} more to stop early on" if isinstance(held_out, pd.DataFrame) else rows
+
+
+def _learner(roles: Schema, name: str, settings: dict[str, Any]) -> tuple[Model, dict[str, Any]]:
+    """Return the model of that name, or one that suits the schema for "auto", and the options of its training."""
+    from lacova.models.gp_prior_vae import GPPriorVAE
+    from lacova.models.registry import make_model, model_class
+
+    if name == "auto":
+        name = "cvae" if roles.instance is None and roles.time is None else "gp"
+    name = {"gp": "GPPriorVAE"}.get(name.lower(), name)
+    if "prior" in settings and not issubclass(model_class(name), GPPriorVAE):
+        raise ValueError("--prior is a formula for the GP prior; add --model gp.")
+    return make_model(name, roles, settings)
+
+
+def _check_run(out: Path, force: bool) -> None:
+    """Refuse to replace a folder that holds no model, or a model without --force."""
+    from lacova.data.errors import DataError
+
+    if out.exists() and not out.is_dir():
+        raise DataError(f"{out} is a file; --out names a folder for the model.")
+    if not out.exists() or not any(out.iterdir()):
+        return
+    if not (out / MODEL).exists():
+        raise DataError(f"the folder {out} holds other things; choose another for --out.")
+    if not force:
+        raise DataError(f"there is a model in {out} already; choose another folder, or add --force to replace it.")
+
+
+def _check_checkpoint(checkpoint: Path, every: int, resume: bool, force: bool) -> bool:
+    """Return whether to continue from a checkpoint; refuse to use or to lose an existing one without being told."""
+    from lacova.data.errors import DataError
+
+    if resume and force:
+        raise ValueError("give --resume to go on or --force to start again, not both.")
+    if resume and not every:
+        raise ValueError("--resume goes on with checkpoints, but --checkpoint-every is 0; leave that out.")
+    if checkpoint.exists() and not (resume or force):
+        raise DataError(
+            f"{checkpoint} is the checkpoint of a fit that has not ended; add --resume to go on, or --force to start "
+            "again."
+        )
+    return resume and checkpoint.exists()
+
+
+@contextmanager
+def _new_folder(out: Path) -> Iterator[Path]:
+    """Yield a temporary folder that replaces `out` on success and is removed on failure."""
+    from lacova.data.errors import DataError
+
+    temporary = Path(tempfile.mkdtemp(prefix=".lacova-", dir=out.parent))
+    old = temporary.with_name(f"{temporary.name}-old")
+    try:
+        yield temporary
+        temporary.chmod(0o755)
+        if out.exists():
+            out.rename(old)
+        temporary.rename(out)
+    except OSError as error:
+        if old.exists() and not out.exists():
+            old.rename(out)
+        raise DataError(f"{out} cannot be written: {error.strerror or error}.") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _split(table: Any, roles: Schema, share: float, seed: int) -> tuple[Any, Any]:
+    """Hold out a random share of the rows, or of the instances, for early stopping, if there are enough.
+
+    Returns:
+        the training rows and the rows held out, or None. Both are sources if `table` is the path of a stream.
+    """
+    import numpy as np
+    import pandas as pd
+
+    from lacova.data.io.parquet import Source, open_source
+
+    if not 0.0 <= share < 1.0:
+        raise ValueError(f"--validation-share is {share}; expected a share of at least 0 and below 1.")
+    if isinstance(table, Path):
+        source = open_source(table, roles.instance, roles.columns)
+        assert isinstance(source, Source)
+        enough = share * len(source) >= 10 * MIN_UNITS
+        return (source.share(share, 1.0, seed), source.share(0.0, share, seed)) if enough else (source, None)
+    instance = roles.instance
+    if instance in table:
+        unit, names = pd.factorize(table[instance])
+        count = len(names)
+    else:
+        unit, count = np.arange(len(table)), len(table)
+    if count < MIN_UNITS or round(share * count) == 0:
+        return table, None
+    chosen = np.random.default_rng(seed).choice(count, round(share * count), replace=False)
+    held_out = np.isin(unit, chosen)
+    return table[~held_out], table[held_out]

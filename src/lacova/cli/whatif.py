@@ -1,0 +1,71 @@
+"""`lacova whatif`: predict with some covariates set to other values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lacova.cli.common import (
+    AsJson,
+    CentralInterval,
+    Data,
+    Device,
+    History,
+    Out,
+    Quiet,
+    RowDraws,
+    Run,
+    Seed,
+    by_row,
+    check_out,
+    deliver,
+    load_model_and_table,
+    print_json,
+    read_history,
+    short,
+)
+
+
+def whatif(
+    run: Run,
+    data: Data,
+    assignments: Annotated[
+        list[str], typer.Option("--set", help="COVARIATE=VALUE, the same for all rows; repeat", show_default=False)
+    ],
+    history: History = None,
+    out: Out = None,
+    draws_out: Annotated[
+        Path | None, typer.Option(help="file for the paired draws, a line per draw, row and measurement")
+    ] = None,
+    draws: RowDraws = 400,
+    interval: CentralInterval = 0.9,
+    seed: Seed = 0,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Predict with some covariates set to other values, next to the prediction as things are."""
+    check_out(draws_out)
+    if draws_out is not None and draws_out == out:
+        raise ValueError(f"--out and --draws-out are both {out}; name a file for each.")
+    model, table = load_model_and_table(run, data, out, device)
+    invalid = [text for text in assignments if "=" not in text]
+    if invalid:
+        raise ValueError(f"--set is {invalid[0]!r}; expected COVARIATE=VALUE, such as --set arm=b.")
+    pairs = [text.split("=", 1) for text in assignments]
+    result = model.what_if(
+        table, {name: model.read_value(name, text) for name, text in pairs}, read_history(history), draws=draws,
+        interval=interval, seed=seed, keep_draws=draws_out is not None,
+    )  # fmt: skip
+    if out is not None:
+        deliver(result.rows, out, quiet)
+    if result.draws is not None:
+        deliver(result.draws, draws_out, quiet)
+    average = result.average.set_index("measurement")
+    if as_json:
+        print_json(by_row(average))
+        return
+    typer.echo(average.rename_axis(None).to_string(float_format=short))
+    typer.echo("\nmeans over all rows, and what setting " + ", ".join(assignments) + " changes of them.")

@@ -1,0 +1,120 @@
+"""What one process does of a fit: read the rows, build the model, train it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pandas as pd
+import torch
+
+from lacova.covariates.masked_loss import masking_rate
+from lacova.covariates.single_imputation import FILLS, Fill
+from lacova.data.encoder import TableEncoder
+from lacova.data.io.dataframes import to_pandas
+from lacova.data.io.parquet import Layout, Source, is_stream, open_source
+from lacova.data.labels import Fingerprints
+from lacova.data.statistics import ColumnStatistics
+from lacova.data.survey import Survey, lay_out, survey
+from lacova.data.table import Table
+from lacova.inference.vae import ConditionalVAE
+from lacova.models.builder import build
+from lacova.models.settings import Storable, identity
+from lacova.training.checkpoint import Checkpoint
+from lacova.training.distributed import Team
+from lacova.training.loader import Loader, TableLoader
+from lacova.training.options import FitOptions
+from lacova.training.stream import StreamLoader
+from lacova.training.trainer import Outcome, Trainer
+
+
+class FittedParts(NamedTuple):
+    """What training makes of a model: `trained` are the labels of the training instances."""
+
+    encoder: TableEncoder
+    fill: Fill | None
+    trained: frozenset[Any] | Fingerprints
+    vae: ConditionalVAE
+
+
+class TrainingData(NamedTuple):
+    """What a model is built from and trained on; `table` has all training rows, or a sample of a stream."""
+
+    encoder: TableEncoder
+    fill: Fill | None
+    table: Table
+    train: Loader
+    validation: Loader | None
+    trained: frozenset[Any] | Fingerprints
+
+
+def fit_process(
+    model: Storable, train: Any, validation: Any, options: FitOptions,
+    checkpoint: tuple[str | os.PathLike[str], int, bool] | None, team: Team, device: torch.device,
+) -> tuple[FittedParts, Outcome]:  # fmt: skip
+    """Fit in this process; the model itself stays as it was."""
+    file = Checkpoint(*checkpoint, identity(model)) if checkpoint is not None and team.main else None
+    data = read_training_data(model, train, validation, options, device, team)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(options.seed)
+        vae = build(model, data.encoder, data.table, options.seed)
+    vae.to(device)
+    outcome = Trainer(vae, data.train, data.validation, options, file).run()
+    return FittedParts(data.encoder, data.fill, data.trained, vae), outcome
+
+
+def read_training_data(
+    model: Storable, train: Any, validation: Any, options: FitOptions, device: torch.device, team: Team
+) -> TrainingData:
+    """Read the rows, once if they do not fit memory, and learn from them what comes before the networks."""
+    schema, opened = model.schema, _opened(model, train)
+    first_pass: Survey | None = None
+    if isinstance(opened, Source):
+        first_pass = survey(opened, schema, options.seed)
+        frame, statistics = first_pass.sample, first_pass.statistics
+    else:
+        frame, _ = to_pandas(opened, schema.columns)
+        statistics = _statistics(model, frame)
+    encoder = TableEncoder.from_statistics(statistics, model.scaling, frame)
+    table = encoder.encode(frame)
+    fill = Fill.learn(model.covariates, encoder, table) if model.covariates in FILLS else None
+    table = table if fill is None else fill(table)
+    rate = masking_rate(table)
+
+    def encode(data: Any) -> Table:
+        rows = encoder.encode(to_pandas(data, schema.columns)[0])
+        return rows if fill is None else fill(rows)
+
+    varies = torch.as_tensor(~statistics.constant())
+
+    def encode_validation(data: Any) -> Table:
+        """Mask constant measurements: their noise is close to zero, and one other value would decide everything."""
+        rows = encode(data)
+        return replace(rows, y=rows.y * varies, y_mask=rows.y_mask & varies)
+
+    def stream(source: Source, layout: Layout, read: Callable[[Any], Table]) -> Loader:
+        return StreamLoader(source, layout, schema.columns, read, table, rate, options, device, team)
+
+    held_out, loader = _opened(model, validation), None
+    if isinstance(held_out, Source):
+        loader = stream(held_out, lay_out(held_out, schema.columns, encode), encode_validation)
+    elif held_out is not None:
+        loader = TableLoader(encode_validation(held_out), rate, options, device, team)
+    if first_pass is None:
+        rows = TableLoader(table, rate, options, device, team)
+        return TrainingData(encoder, fill, table, rows, loader, frozenset(table.labels))
+    trained = Fingerprints(first_pass.layout.prints)
+    return TrainingData(encoder, fill, table, stream(opened, first_pass.layout, encode), loader, trained)
+
+
+def _statistics(model: Storable, frame: pd.DataFrame) -> ColumnStatistics:
+    statistics = ColumnStatistics(model.schema)
+    statistics.add(frame)
+    return statistics
+
+
+def _opened(model: Storable, data: Any) -> Any:
+    """Return what is behind a path or a dataset: a source to read in parts, or a table; a table is itself."""
+    return open_source(data, model.schema.instance, model.schema.columns) if is_stream(data) else data

@@ -1,0 +1,142 @@
+"""GPPriorVAE: z an additive Gaussian process of the covariates."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from lacova.data.encoder import TableEncoder
+from lacova.data.io.dataframes import Frame, to_pandas
+from lacova.data.registry import register, registered
+from lacova.data.schema import Schema
+from lacova.inference.effects import Effects, measure
+from lacova.models.base import Model
+from lacova.models.checks import check_interval, in_memory, whole_number
+from lacova.models.inference import MEAN_DRAWS
+from lacova.models.requirements import require_covariates
+from lacova.priors.base import LatentPrior
+from lacova.priors.gp.factors import check_passed
+from lacova.priors.gp.formula import components
+from lacova.priors.gp.inducing import InducingPoints
+from lacova.priors.gp.kernels import AdditiveKernel
+from lacova.priors.gp.prior import GPPrior
+
+# A drift takes a matrix per patient and measurement in every step, and pixels are explained by the decoder.
+MAX_DRIFTING = 200
+
+
+@register("GPPriorVAE")
+class GPPriorVAE(Model):
+    """GP-prior VAE that learns through gaps in Y and X: p(y | z) with z_l an additive Gaussian process of x.
+
+    Args:
+        prior: a formula such as `"gp(day) + gp(day):cat(sex) + gp(day):cat(id)"`, one of the paper's variants
+            ("regression", "temporal", "longitudinal"), or None for the variant that suits the schema. The kernels are
+            `gp`, `cat`, `lin`, `periodic` and `matern`; see docs/formulas.md.
+        kernels: further kernels for the formula by name, such as `{"rough": gpytorch.kernels.RQKernel()}` for
+            `"rough(day, age)"`. Each latent dimension trains its own copy, on standardised columns. A kernel that is
+            registered can be named in the formula without being passed, and saved.
+        inducing: M, number of inducing inputs.
+        expectation: "sample" or "exact": how the bound is integrated over missing covariates. Exact sums are for
+            formulas of `gp` and `cat`, and grow with the square of the number of components.
+        patient_effects: give each instance a random effect on each Gaussian or log-normal measurement, which is
+            integrated out exactly. True: a random intercept that drifts with the time of the schema, if there is one
+            and there are at most 200 measurements. "intercept": a constant one. False, or without an instance column:
+            none.
+        fixed_effects: let the mean of the random effects depend on the visit-constant covariates of the formula, and on
+            patients' averages of the others, the time aside, by a shrunk linear regression. False: their effect has to
+            pass through z, as everything does in the paper's model.
+
+    The other arguments are those of `Model`.
+    """
+
+    decoder_sees_x = False
+    latent_weight = 1.0
+
+    def __init__(
+        self, schema: Schema, *, prior: str | None = None, kernels: Mapping[str, nn.Module] | None = None,
+        inducing: int = 60, expectation: Literal["sample", "exact"] = "sample",
+        patient_effects: bool | Literal["intercept"] = True, fixed_effects: bool = True, **settings: Any,
+    ) -> None:  # fmt: skip
+        require_covariates(self, schema)
+        super().__init__(schema, **settings)
+        if expectation not in ("sample", "exact"):
+            raise ValueError(f"expectation is {expectation!r}; expected 'sample' or 'exact'.")
+        if patient_effects not in (True, False, "intercept"):
+            raise ValueError(f"patient_effects is {patient_effects!r}; expected True, False or 'intercept'.")
+        if not isinstance(fixed_effects, bool):
+            raise ValueError(f"fixed_effects is {fixed_effects!r}; expected True or False.")
+        self.expectation = expectation
+        self.patient_effects = patient_effects
+        self.fixed_effects = fixed_effects
+        self.kernels = _registered_kernels(prior) | dict(kernels or {})
+        self.components = components(prior, schema, self.kernels)
+        check_passed(self.components, self.kernels, schema)
+        sampled = next((component for component in self.components if component.factors), None)
+        if expectation == "exact" and sampled is not None:
+            raise ValueError(
+                'expectation="exact" is for terms of gp and cat, but the prior has the term '
+                f'{sampled.formula(schema)!r}; use expectation="sample".'
+            )
+        self.inducing = whole_number(inducing, "inducing")
+
+    @property
+    def _has_random_effects(self) -> bool:
+        return bool(self.patient_effects) and self.schema.instance is not None
+
+    @property
+    def _effects_drift(self) -> bool:
+        return self.patient_effects is True and len(self.schema.measurements) <= MAX_DRIFTING
+
+    def _fixed_effects_on(self, encoder: TableEncoder) -> list[str]:
+        """Return all of the formula but the time: when and how long a patient is seen does not describe the patient."""
+        names = (name for name in encoder.space.names if self.fixed_effects and name != self.schema.time)
+        return [name for name in names if any(one.in_fixed_effects(name) for one in self.components)]
+
+    @property
+    def formula(self) -> str:
+        """The prior as a formula."""
+        return " + ".join(component.formula(self.schema) for component in self.components)
+
+    def effects(self, data: Frame, *, draws: int = MEAN_DRAWS, interval: float = 0.9, seed: int = 0) -> Effects[Frame]:
+        """Return the effect of each component of the prior on each measurement, row by row, and its share of variance.
+
+        The effect of a component is the change in the mean of a measurement when the component's part of z is removed.
+        Components that belong to a patient, and the patient's random effect, are those of the patients in `data`, given
+        all their measurements there. See docs/effects.md.
+
+        Args:
+            data: rows with covariates and measurements, gaps allowed in both; or covariates alone, such as a grid.
+            draws: of x_u, of the components and of the patients' random effects.
+            interval: the central interval, such as 0.9.
+            seed: of the draws.
+
+        Returns:
+            tables of the same library as `data`: `rows`, one line per row, component and measurement; `shares`, one
+            line per component and a column per measurement; and `known`, the part of these shares that the posterior
+            mean of the effects explains. The rest is uncertainty about the effects.
+        """
+        encoder, vae = self._fitted()
+        interval, draws = check_interval(interval), whole_number(draws)
+        frame, origin = to_pandas(in_memory(data, "effects"), self.schema.columns)
+        table = self._encode(frame, measurements=any(name in frame for name in self.schema.measurements))
+        names = tuple(component.formula(self.schema) for component in self.components)
+        tables = measure(vae, encoder, frame, table, names, draws, interval, self._generator(seed), self._trained)
+        return Effects(*map(origin.table, tables))
+
+    def _described(self) -> dict[str, str]:
+        return {"prior of z": self.formula, "inducing inputs": str(self.inducing), "expectations": self.expectation}
+
+    def _latent_prior(self, encoder: TableEncoder, inputs: Callable[[int], Tensor]) -> LatentPrior:
+        scale = dict(zip(encoder.space.names, encoder.x_scale.tolist(), strict=True))
+        kernel = AdditiveKernel(self.components, encoder.space, self.latent_dim, scale=scale, passed=self.kernels)
+        points = InducingPoints(inputs(self.inducing if kernel.shared else 0), encoder.space, self.latent_dim)
+        return GPPrior(kernel, points, encoder.space, exact=self.expectation == "exact")
+
+
+def _registered_kernels(prior: str | None) -> dict[str, nn.Module]:
+    """Return the registered kernels that a formula names."""
+    return {name: make() for name, make in registered("kernel").items() if re.search(rf"\b{name}\s*\(", prior or "")}

@@ -1,0 +1,44 @@
+"""Files of older formats, brought to the names of the present one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+# Format 2: networks, families, kernels and priors of others by name; one word for each idea.
+TENSORS = {
+    "codec.": "encoder.",
+    "vae.likelihood.raw": "vae.likelihood.families.gaussian.raw",
+    "vae.intercepts.slopes.": "vae.random_effects.fixed_effects.",
+    "vae.intercepts.": "vae.random_effects.",
+    "vae.covariate_posterior.reading.": "vae.covariate_posterior.static_regression.",
+}
+SETTINGS = {"level_slopes": "fixed_effects"}
+OPTIONS = {"recall": "masked_loss"}
+TRAINING = {"recall": "masked_log_prob", "validation_recall": "validation_masked_log_prob"}
+
+
+def migrated(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return document and tensors of a file of any format in the present one."""
+    document, tensors = dict(document), dict(tensors)
+    if document["format_version"] > 1:
+        return document, tensors
+    settings = {SETTINGS.get(name, name): value for name, value in document["settings"].items()}
+    if settings.get("patient_effects") == "level":
+        settings["patient_effects"] = "intercept"
+    if settings.get("kernels") == {"map": []}:
+        settings["kernels"] = []
+    document["settings"] = settings
+    document["options"] = {OPTIONS.get(name, name): value for name, value in document["options"].items()}
+    document["training"] = [TRAINING.get(name, name) for name in document["training"]]
+    document["registered"] = []
+    return document, {_renamed(name): value for name, value in tensors.items()}
+
+
+def _renamed(name: str) -> str:
+    for old, new in TENSORS.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from lacova.covariates.prior import CovariatePrior
 from lacova.data.batches import Batch
+from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import ConditionalPrior, FactorisedDistribution
 from lacova.data.encoder import TableEncoder
 from lacova.data.table import Table
@@ -23,6 +25,7 @@ Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int64]
 GRID = 4001
 MOMENT_DRAWS = 1000
+KNOWN = "the true conditional distribution is known, not learnt."
 
 
 class Moments(NamedTuple):
@@ -137,6 +140,14 @@ class TruePrior(CovariatePrior):
         self.space, self.encoder, self.conditional = encoder.space, encoder, conditional
         self.rng = np.random.default_rng(seed)
 
+    @classmethod
+    def from_table(cls, space: CovariateSpace, table: Table, time: int | None, seed: int) -> TruePrior:
+        raise NotImplementedError(KNOWN)
+
+    @classmethod
+    def empty(cls, space: CovariateSpace, time: int | None, sizes: Mapping[str, int]) -> TruePrior:
+        raise NotImplementedError(KNOWN)
+
     def condition(self, table: Table) -> ConditionalPrior:
         x, patient = self._own(table.x, table.x_mask), _codes(table.patient)
         mean, var, second = self.conditional.moments(x, patient)
@@ -148,7 +159,7 @@ class TruePrior(CovariatePrior):
         return ConditionalPrior(distribution, torch.zeros(len(table), dtype=torch.float64)).to(table.x.dtype)
 
     def update(self, completed: Table) -> None:
-        raise NotImplementedError("the true conditional distribution is known, not learnt.")
+        raise NotImplementedError(KNOWN)
 
     def draw(self, batch: Batch, draws: int, generator: torch.Generator) -> Tensor:
         drawn = self.conditional.draw(self._own(batch.x, batch.x_mask), _codes(batch.patient), draws, self.rng)

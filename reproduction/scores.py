@@ -27,7 +27,9 @@ def plugin_nll(model: Model, data: pd.DataFrame) -> float:
     total = 0.0
     for _, batch in chunks(table, 1, width=vae.prior.width):
         without_y = replace(batch, y_mask=torch.zeros_like(batch.y_mask))
-        x = batch.x if batch.x_mask.all() else most_probable(vae.covariate_distribution(without_y), without_y, vae.space)
+        x = batch.x
+        if not batch.x_mask.all():
+            x = most_probable(vae.covariate_distribution(without_y), without_y, vae.space)
         z, _ = vae.prior.predict(x, batch.patient)
         var = vae.likelihood.noise_variance
         nll = 0.5 * ((batch.y - vae.decode(z, x)) ** 2 / var + var.log() + math.log(2.0 * math.pi))

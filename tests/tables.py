@@ -45,7 +45,7 @@ RAGGED_ROWS = Schema(["a"], {"sex": "categorical", "dose": "continuous", "day": 
 
 
 def ragged_visits(patients=30, most=6, seed=0):
-    """Return adjacent visits for `RAGGED` and `RAGGED_ROWS`: 1 to `most` per patient, a fifth of the entries missing."""
+    """Return adjacent visits for `RAGGED` and `RAGGED_ROWS`: 1 to `most` per patient, a fifth of entries missing."""
     rng = np.random.default_rng(seed)
     patient = np.repeat(np.arange(patients), rng.integers(1, most + 1, patients))
     n = len(patient)

@@ -5,7 +5,7 @@ import pytest
 
 import lacova
 from lacova.analysis.recovery import _compare_numbers, recover
-from lacova.models.storage import CLASSES
+from lacova.models.registry import models
 from tests.plot.cases import UNITS, visits
 
 
@@ -40,10 +40,10 @@ def test_hidden_entries_are_compared_with_their_true_values(recovery, table):
     assert recovery.coverage("alt")["n"].iloc[0] == len(alt)
 
 
-@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("kind", models())
 def test_a_single_measurement_is_hidden_and_imputed_by_every_model(kind, table):
     schema = lacova.Schema(["alt"], {"arm": "categorical"}, instance="id", time="day")
-    model = CLASSES[kind](schema, latent_dim=1).fit(table, max_epochs=1, device="cpu")
+    model = models()[kind](schema, latent_dim=1).fit(table, max_epochs=1, device="cpu")
     recovery = recover(model, table, share=0.3, draws=10)
     hidden = recovery.numbers[recovery.numbers["column"] == "alt"]
     assert len(hidden) == pytest.approx(0.3 * table["alt"].notna().sum(), rel=0.3)

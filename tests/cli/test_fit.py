@@ -75,7 +75,7 @@ def test_a_fit_interrupted_before_or_after_training(home, tmp_path, capsys, monk
 
     words = ("fit", home / "data.csv", "--schema", home / "s.toml", "--out", tmp_path / "a", *QUICK)
     with monkeypatch.context() as patch:
-        patch.setattr(lacova.GPPriorVAE, "_assemble", interrupt)
+        patch.setattr("lacova.models.fitting.build", interrupt)
         assert shell(*words) == 130
     assert "interrupted; nothing was written" in capsys.readouterr().err
     assert os.listdir(tmp_path) == []

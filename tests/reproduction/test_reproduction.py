@@ -390,7 +390,7 @@ def test_plug_in_nll_is_that_of_one_completion(visits):
     with torch.no_grad():
         z, _ = vae.prior.predict(x, torch.tensor(table["id"].tolist()))
         mean = encoder.decode_measurements(vae.decode(z, x))
-        sd = np.sqrt(vae.likelihood.var.numpy()) * encoder.y_scale
+        sd = np.sqrt(vae.likelihood.noise_variance.numpy()) * encoder.y_scale
     total = 0.0
     for i in table.index:
         for d, name in enumerate(("alt", "ast")):

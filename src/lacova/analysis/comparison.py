@@ -23,7 +23,7 @@ from lacova.analysis.result_file import ResultFile
 from lacova.data.columns import require_columns
 from lacova.data.errors import DataError, SchemaError, hint
 from lacova.data.io.dataframes import to_pandas
-from lacova.data.measurement_space import LEVELS
+from lacova.data.kinds import values_of
 from lacova.data.schema import Schema
 from lacova.inference.impute import weighted_covariates
 from lacova.inference.score import Asked, by_column, overall
@@ -176,7 +176,7 @@ def _scores(model: Model, part: Fold, schema: Schema, draws: int, seed: int) -> 
 
 def _standard_deviation(train: pd.DataFrame, name: str, schema: Schema) -> float:
     """Return the standard deviation of a measurement in training, by which errors are divided; 1 for a category."""
-    if schema.kinds.get(name) in LEVELS:
+    if values_of(schema.kinds.get(name)) == "level":
         return 1.0
     sd = float(train[name].astype(float).std(ddof=0))
     return sd if sd > 0 else 1.0

@@ -10,7 +10,7 @@ import pandas as pd
 
 from lacova.data.columns import patient_codes
 from lacova.data.masks import mask_at_random
-from lacova.data.measurement_space import LEVELS
+from lacova.data.kinds import values_of
 from lacova.data.schema import Schema
 from lacova.models.checks import whole_number
 
@@ -85,7 +85,7 @@ def _units(frame: pd.DataFrame, schema: Schema) -> tuple[npt.NDArray[np.int64], 
 def _without_new_levels(rows: pd.DataFrame, train: pd.DataFrame, schema: Schema) -> pd.DataFrame:
     """Replace levels that do not occur in training by gaps."""
     categories = [name for name, kind in schema.covariates.items() if kind == "categorical"]
-    categories += [name for name in schema.measurements if schema.kinds.get(name) in LEVELS]
+    categories += [name for name in schema.measurements if values_of(schema.kinds.get(name)) == "level"]
     return rows.assign(
         **{name: rows[name].where(rows[name].isin(train[name].dropna().unique())) for name in categories}
     )

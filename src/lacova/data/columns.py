@@ -13,7 +13,7 @@ import pandas as pd
 from lacova.data.errors import DataError, hint, listed
 from lacova.data.scaling import Floats
 from lacova.data.schema import Schema
-from lacova.data.schema.kinds import COUNTS
+from lacova.data.kinds import values_of
 
 
 def require_names(present: Sequence[str], columns: Sequence[str]) -> None:
@@ -75,9 +75,9 @@ def numbers(frame: pd.DataFrame, name: str) -> Floats:
 def measurement_values(frame: pd.DataFrame, name: str, schema: Schema) -> Floats:
     """Return a measurement as floats that its kind allows; values beyond a limit of detection become the limit."""
     values, kind = numbers(frame, name), schema.kinds.get(name, "gaussian")
-    if kind == "lognormal":
+    if kind == "lognormal" or values_of(kind) == "positive":
         invalid, expected = values <= 0.0, "positive numbers"
-    elif kind in COUNTS:
+    elif values_of(kind) == "count":
         invalid, expected = (values < 0.0) | (values % 1.0 > 0.0), "whole numbers from 0 on"
     else:
         lower, upper = schema.limits.get(name, (None, None))

@@ -20,7 +20,8 @@ from lacova.data.columns import (
 )
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.errors import DataError, listed
-from lacova.data.measurement_space import COUNTS, NO_LIMITS, MeasurementSpace
+from lacova.data.kinds import values_of
+from lacova.data.measurement_space import NO_LIMITS, MeasurementSpace
 from lacova.data.scaling import Floats, Scales
 from lacova.data.schema import Schema
 from lacova.data.statistics import ColumnStatistics, Scaling, check_scaling
@@ -155,7 +156,8 @@ class TableEncoder:
         filled = frame.copy()
         for d, name in enumerate(self.schema.measurements):
             if name in filled.columns:
-                values = np.rint(y[:, d]) if self.schema.kinds.get(name) in COUNTS else y[:, d]
+                count = values_of(self.schema.kinds.get(name)) == "count"
+                values = np.rint(y[:, d]) if count else y[:, d]
                 decoded = self.labels(name, values) if name in self.levels else values
                 filled[name] = _fill_column(filled[name], decoded)
         for q, name in enumerate(self.schema.covariates):

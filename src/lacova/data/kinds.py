@@ -1,4 +1,4 @@
-"""Kinds of measurements: which values they take, and how many outputs of the decoder each column has."""
+"""The kinds of covariates and measurements: which values they take, and how many decoder outputs a column has."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from typing import Literal, cast
 
 from lacova.data.registry import lookup, registered
 
-Values = Literal["number", "positive", "count", "level"]
-
-# What values a kind takes. A log-normal column is a Gaussian one on the scale of its logarithm.
+Kind = Literal["continuous", "categorical"]  # of covariates
+Values = Literal["number", "positive", "count", "level"]  # of measurements
+# lacova's own kinds of measurements, each with its values. A log-normal column is a Gaussian one on the log scale.
+Measure = Literal[
+    "gaussian", "lognormal", "student", "censored", "bernoulli", "categorical", "ordinal", "poisson",
+    "negative_binomial",
+]  # fmt: skip
 BUILT_IN: dict[str, Values] = {
     "gaussian": "number", "lognormal": "number", "student": "number", "censored": "number", "bernoulli": "level",
     "categorical": "level", "ordinal": "level", "poisson": "count", "negative_binomial": "count",
@@ -16,17 +20,19 @@ BUILT_IN: dict[str, Values] = {
 
 
 def known_kinds() -> tuple[str, ...]:
-    """Return the kinds that a schema may name: lacova's own, then registered families."""
+    """Return the kinds of measurements that a schema may name: lacova's own, then registered families."""
     return tuple(dict.fromkeys([*BUILT_IN, *registered("family")]))
 
 
-def values_of(kind: str) -> Values:
-    """Return which values a kind takes."""
+def values_of(kind: str | None) -> Values:
+    """Return which values a kind of measurement takes; None is Gaussian."""
+    if kind is None:
+        return "number"
     return BUILT_IN[kind] if kind in BUILT_IN else cast(Values, getattr(lookup("family", kind), "values"))  # noqa: B009
 
 
 def outputs_of(family: str, levels: int) -> int:
-    """Return how many outputs of the decoder a column of a family has, given its number of levels."""
+    """Return how many decoder outputs a column of a family has, given its number of levels."""
     if family in BUILT_IN:
         return levels if family == "categorical" else 1
     return cast(int, getattr(lookup("family", family), "outputs"))  # noqa: B009

@@ -10,13 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lacova.data.kinds import outputs_of
+from lacova.data.kinds import outputs_of, values_of
 
-NUMBERS = ("gaussian", "student", "censored")  # scaled numbers
-COUNTS = ("poisson", "negative_binomial")  # whole numbers as they are
-LEVELS = ("bernoulli", "categorical", "ordinal")  # codes of levels
-FAMILIES = (*NUMBERS, *COUNTS, *LEVELS)
-ONE_HOT = ("categorical", "ordinal")
+# The order in which families are evaluated.
+FAMILIES = (
+    "gaussian", "student", "censored", "poisson", "negative_binomial", "bernoulli", "categorical", "ordinal"
+)  # fmt: skip
 NO_LIMITS = (-math.inf, math.inf)
 
 
@@ -74,6 +73,11 @@ class MeasurementSpace:
         return [d for d, family in enumerate(self.families) if family in families]
 
     @cached_property
+    def one_hot(self) -> list[int]:
+        """The columns of levels that networks see one-hot; of a Bernoulli column they see its second level."""
+        return [d for d, family in enumerate(self.families) if family != "bernoulli" and values_of(family) == "level"]
+
+    @cached_property
     def outputs(self) -> tuple[tuple[int, ...], ...]:
         """Per column, the indices of its decoder outputs: one, or one per level of a categorical column."""
         outputs, start = [], 0
@@ -91,13 +95,13 @@ class MeasurementSpace:
     @property
     def width(self) -> int:
         """The number of network inputs: values (one per level where one-hot), then the mask."""
-        hot = self.columns(*ONE_HOT)
+        hot = self.one_hot
         return 2 * len(self) - len(hot) + sum(self.levels[d] for d in hot)
 
     @property
     def owners(self) -> list[int]:
         """The column of each value among the network inputs."""
-        hot = self.columns(*ONE_HOT)
+        hot = self.one_hot
         return [d for d in range(len(self)) if d not in hot] + [d for d in hot for _ in range(self.levels[d])]
 
     def features(self, y: Tensor, mask: Tensor) -> Tensor:
@@ -118,10 +122,10 @@ class MeasurementSpace:
 
 @lru_cache(maxsize=64)
 def _columns(space: MeasurementSpace, device: torch.device) -> Columns:
-    hot = space.columns(*ONE_HOT)
+    hot = space.one_hot
     single = [d for d in range(len(space)) if d not in hot]
     most = max((space.levels[d] for d in hot), default=0)
     used = [k * most + level for k, d in enumerate(hot) for level in range(space.levels[d])]
     indices = [torch.tensor(values, dtype=torch.long, device=device) for values in (single, hot, used)]
-    counted = torch.tensor([space.families[d] in COUNTS for d in single], dtype=torch.bool, device=device)
+    counted = torch.tensor([values_of(space.families[d]) == "count" for d in single], dtype=torch.bool, device=device)
     return Columns(indices[0], counted, indices[1], indices[2], torch.arange(most, device=device))

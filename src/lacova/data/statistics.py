@@ -15,7 +15,7 @@ from lacova.data.columns import checked_numbers, measurement_values, require_col
 from lacova.data.errors import DataError, listed
 from lacova.data.scaling import Floats, Knots, Scales
 from lacova.data.schema import Schema
-from lacova.data.schema.kinds import COUNTS
+from lacova.data.kinds import values_of
 
 Scaling = Literal["standard", "minmax", "none", "normal"]
 NORMAL = ("gaussian", "student")  # kinds of measurements that get normal scores with scaling="normal"
@@ -151,8 +151,11 @@ class ColumnStatistics:
         scales = Scales(np.zeros(len(names)), np.ones(len(names)), log, np.ones(len(names)))
         for k, (name, sd) in enumerate(zip(self._numbers, np.sqrt(self._y.var), strict=True)):
             d = names.index(name)
-            if kinds.get(name) in COUNTS:
+            values = values_of(kinds.get(name))
+            if values == "count":
                 scales.spread[d] = sd or 1.0
+            elif values == "positive":
+                scales.scale[d] = scales.spread[d] = sd or 1.0
             else:
                 scales.shift[d], scales.scale[d], scales.spread[d] = location[k], scale[k], scale[k]
         for name, sd in zip(self._logs, np.sqrt(self._own.var), strict=True):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lacova.data.encoder import TableEncoder
-from lacova.data.measurement_space import LEVELS as CODED
+from lacova.data.kinds import values_of
 from lacova.data.scaling import Floats
 from lacova.data.table import Table
 from lacova.inference.draws import Draws
@@ -64,7 +64,7 @@ def by_column(vae: ConditionalVAE, encoder: TableEncoder, asked: Iterable[Asked]
     """
     space, rows = encoder.measurements, 0
     own = not (space.plain and encoder.scales.linear.all())
-    coded = space.columns(*CODED)
+    coded = [d for d, family in enumerate(space.families) if values_of(family) == "level"]
     names = ("entries", "nll", "square", "crps", *LEVELS, *(CATEGORY if coded else ()))
     sums = {name: np.zeros(len(space)) for name in names}
     for part, y, mask in asked:

@@ -71,7 +71,7 @@ def refused(path, data, words):
 def test_reading_undoes_writing(path):
     document, tensors = read(path)
     assert document.items() >= DOCUMENT.items()
-    assert (document["format"], document["format_version"], document["lacova_version"]) == ("lacova", 1, __version__)
+    assert (document["format"], document["format_version"], document["lacova_version"]) == ("lacova", 2, __version__)
     assert tensors.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
         assert tensors[name].dtype == tensor.dtype
@@ -132,8 +132,8 @@ def test_absent_files_and_folders_are_refused(tmp_path):
 
 def test_a_newer_format_is_refused_with_the_version_to_install(path):
     header, document, body = split(path.read_bytes())
-    newer = {**document, "format_version": 2, "lacova_version": "3.1.0"}
-    refused(path, seal(header, newer, body), r"newer version of lacova, in format 2.*install lacova 3\.1\.0 or newer")
+    newer = {**document, "format_version": 3, "lacova_version": "3.1.0"}
+    refused(path, seal(header, newer, body), r"newer version of lacova, in format 3.*install lacova 3\.1\.0 or newer")
     rude = {**newer, "lacova_version": "3; rm -rf \x1b[31m"}
     refused(path, seal(header, rude, body), r"install lacova \(unknown\)")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, get_args
 
 from lacova.data.errors import SchemaError
 from lacova.data.schema.frozen import FrozenDict
-from lacova.data.schema.kinds import Kind, Measure
+from lacova.data.kinds import Kind, known_kinds
 
 if TYPE_CHECKING:
     from lacova.data.schema.roles import Schema
@@ -47,9 +47,9 @@ def _check_kinds(schema: Schema) -> None:
     for name, kind in schema.kinds.items():
         if name not in schema.measurements:
             raise SchemaError(f"kinds names {name!r}, which is no measurement; take it out, or add it to them.")
-        if kind not in get_args(Measure):
+        if kind not in known_kinds():
             raise SchemaError(
-                f"measurement {name!r} has kind {kind!r}; expected one of {', '.join(get_args(Measure))}."
+                f"measurement {name!r} has kind {kind!r}; expected one of {', '.join(known_kinds())}."
             )
         if kind == "censored" and name not in schema.limits:
             raise SchemaError(

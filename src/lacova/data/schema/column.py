@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from lacova.data.schema.kinds import Kind, Measure
+from lacova.data.kinds import Kind, Measure
 
 MAX_CODES = 10  # distinct whole numbers that can be codes of a category
 MAX_CODE_RANGE = 20  # codes lie closer together than this: 0, 28, 56 are days

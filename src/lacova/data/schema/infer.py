@@ -10,7 +10,7 @@ import pandas as pd
 
 from lacova.data.errors import DataError, SchemaError, hint
 from lacova.data.schema.column import Column
-from lacova.data.schema.kinds import COUNTS, LEVELS, Kind, Measure
+from lacova.data.kinds import Kind, Measure, values_of
 
 
 class Note(NamedTuple):
@@ -54,7 +54,7 @@ def propose(frame: pd.DataFrame, requested: RequestedRoles) -> Proposal:
         column = Column(frame[name].reset_index(drop=True), instance if name != requested.instance else None)
         reason = _place(proposal, name, column, requested)
         proposal.notes.append(Note(name, column.missing, column.examples(), reason))
-        number = name in proposal.measurements and proposal.kinds.get(name) not in (*LEVELS, *COUNTS)
+        number = name in proposal.measurements and values_of(proposal.kinds.get(name)) == "number"
         if column.integer and (number or proposal.covariates.get(name) == "continuous"):
             proposal.integers.append(name)
     # Columns that the caller names keep the caller's order.
@@ -115,7 +115,7 @@ def _measurement(proposal: Proposal, name: str, column: Column, requested: Reque
     kind, why = column.measure() if len(column.seen) else ("gaussian", "")
     if isinstance(requested.measurements, Mapping):
         kind, why = requested.measurements[name], "kind as requested"
-    proposal.measurements.append(name if kind in LEVELS else _number(name, column, "measurement"))
+    proposal.measurements.append(name if values_of(kind) == "level" else _number(name, column, "measurement"))
     if kind != "gaussian":
         proposal.kinds[name] = kind
     return f"{reason}; {why}" if why else reason

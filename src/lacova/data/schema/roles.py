@@ -14,7 +14,7 @@ from lacova.data.schema import toml
 from lacova.data.schema.checks import Bounds, check_schema, checked_pairs
 from lacova.data.schema.frozen import FrozenDict
 from lacova.data.schema.infer import Note, RequestedRoles, propose
-from lacova.data.schema.kinds import LEVELS, Kind, Measure
+from lacova.data.kinds import Kind, values_of
 from lacova.data.schema.show import share, show
 
 
@@ -59,7 +59,7 @@ class Schema:
     static: tuple[str, ...] = ()
     bounds: Mapping[str, Bounds] = FrozenDict()
     integers: tuple[str, ...] = ()
-    kinds: Mapping[str, Measure] = FrozenDict()
+    kinds: Mapping[str, str] = FrozenDict()
     limits: Mapping[str, Bounds] = FrozenDict()
     units: Mapping[str, str] = FrozenDict()
 
@@ -68,14 +68,14 @@ class Schema:
 
     def __init__(
         self,
-        measurements: Mapping[str, Measure] | Iterable[str],
+        measurements: Mapping[str, str] | Iterable[str],
         covariates: Mapping[str, Kind],
         instance: str | None = None,
         time: str | None = None,
         static: Iterable[str] = (),
         bounds: Mapping[str, Bounds] | None = None,
         integers: Iterable[str] = (),
-        kinds: Mapping[str, Measure] | None = None,
+        kinds: Mapping[str, str] | None = None,
         limits: Mapping[str, Bounds] | None = None,
         units: Mapping[str, str] | None = None,
     ) -> None:
@@ -129,12 +129,12 @@ class Schema:
     def categories(self) -> tuple[str, ...]:
         """Columns that have levels: categorical covariates, then measurements of kinds with levels."""
         covariates = (name for name, kind in self.covariates.items() if kind == "categorical")
-        return (*covariates, *(name for name in self.measurements if self.kinds.get(name) in LEVELS))
+        return (*covariates, *(name for name in self.measurements if values_of(self.kinds.get(name)) == "level"))
 
     @classmethod
     def infer(
         cls, table: Any, *, instance: str | None = None, time: str | None = None,
-        measurements: Mapping[str, Measure] | Iterable[str] | None = None,
+        measurements: Mapping[str, str] | Iterable[str] | None = None,
         covariates: Mapping[str, Kind] | Iterable[str] | None = None,
         exclude: Iterable[str] = (),
     ) -> Schema:  # fmt: skip

@@ -37,9 +37,10 @@ PAGES = tuple(
         "pbc", "tutorials/clinical",
     )
 )  # fmt: skip
+README = "README.md"
 DATA = {"pbc.md": "pbcseq.csv", "clinical.md": "cdiscpilot01"}  # in LACOVA_DATA
 PICTURES = {"index.md": {"start.png": "start.png"}, "images.md": {"digits.png": "tutorial-digits.png"}}
-SHELL = "set -eu\npip() { :; }\n"  # pip does nothing: lacova is installed already
+SHELL = "set -eu\npip() { :; }\nmake() { :; }\n"  # both do nothing: lacova is installed already
 CUT = "…"
 
 
@@ -169,11 +170,11 @@ def renewed(page: Path, folder: Path) -> str:
 
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("pages", nargs="*", metavar="PAGE", help=f"under docs/; by default {', '.join(PAGES)}")
+    parser.add_argument("pages", nargs="*", metavar="PAGE", help=f"{README}, or a page under docs/; by default {', '.join(PAGES)} too")
     os.environ.setdefault("MPLBACKEND", "agg")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # with more, sums differ in the last digits
-    for name in parser.parse_args(words).pages or PAGES:
-        page = DOCS / name
+    for name in parser.parse_args(words).pages or (README, *PAGES):
+        page = ROOT / name if name == README else DOCS / name
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary).resolve()
             if page.name in DATA:

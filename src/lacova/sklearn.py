@@ -18,7 +18,7 @@ from lacova.data.schema import Kind, Schema
 from lacova.models.base import Covariates, Model
 from lacova.models.cvae import CVAE
 from lacova.models.gp_prior_vae import GPPriorVAE
-from lacova.nn.networks import Conv, Dense
+from lacova.nn.networks import Networks
 
 __all__ = ["LacovaImputer", "LacovaRegressor"]
 
@@ -33,7 +33,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
 
     def __init__(
         self, *, model: Literal["cvae", "gp"], categorical_features: Iterable[str | int] | None,
-        covariates: Covariates, latent_dim: int, networks: str | Dense | Conv, max_epochs: int, batch_size: int,
+        covariates: Covariates, latent_dim: int, networks: str | Networks, max_epochs: int, batch_size: int,
         learning_rate: float, validation_fraction: float | None, patience: int, device: str,
         random_state: int | np.random.RandomState | None,
     ) -> None:  # fmt: skip
@@ -148,7 +148,7 @@ class LacovaImputer(OneToOneFeatureMixin, TransformerMixin, _Estimator):  # type
     def __init__(
         self, *, model: Literal["cvae", "gp"] = "cvae", covariate_columns: Iterable[str | int] | None = None,
         categorical_features: Iterable[str | int] | None = None, covariates: Covariates = "joint", latent_dim: int = 8,
-        networks: str | Dense | Conv = "clinical", max_epochs: int = 200, batch_size: int = 100,
+        networks: str | Networks = "clinical", max_epochs: int = 200, batch_size: int = 100,
         learning_rate: float = 1e-3, validation_fraction: float | None = None, patience: int = 50,
         device: str = "auto", add_indicator: bool = False, keep_empty_features: bool = False,
         random_state: int | np.random.RandomState | None = None,
@@ -276,7 +276,7 @@ class LacovaRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
 
     def __init__(
         self, *, model: Literal["cvae", "gp"] = "cvae", categorical_features: Iterable[str | int] | None = None,
-        covariates: Covariates = "joint", latent_dim: int = 8, networks: str | Dense | Conv = "clinical",
+        covariates: Covariates = "joint", latent_dim: int = 8, networks: str | Networks = "clinical",
         max_epochs: int = 200, batch_size: int = 100, learning_rate: float = 1e-3,
         validation_fraction: float | None = None, patience: int = 50, device: str = "auto",
         random_state: int | np.random.RandomState | None = None,

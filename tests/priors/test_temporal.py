@@ -286,7 +286,7 @@ def test_the_bound_meets_the_likelihood_at_the_true_posterior():
     schema = Schema(["a", "b"], {}, instance="id", time="day")
     model = GPVAE(schema, latent_dim=1, networks=Dense((8,), (8,)), length_scale=2.0)
     vae = model.fit(series_table(), max_epochs=1)._vae.double()
-    loading, noise = torch.tensor([0.9, -0.4], dtype=torch.float64), vae.likelihood.var.detach()
+    loading, noise = torch.tensor([0.9, -0.4], dtype=torch.float64), vae.likelihood.noise_variance.detach()
     days = torch.tensor([0.2, 0.9], dtype=torch.float64)
     y = torch.tensor([[0.5, -0.1], [0.2, 0.3]], dtype=torch.float64)
     k = covariance(days.tolist(), scale=vae.prior.log_length_scale.exp().item())
@@ -307,7 +307,7 @@ def test_the_bound_meets_the_likelihood_at_the_true_posterior():
 
 def measurement_covariance(vae, days, loading):
     """The covariance of all measurements of a series under a linear decoder, visit by visit."""
-    total = torch.diag(vae.likelihood.var.detach().repeat(len(days)))
+    total = torch.diag(vae.likelihood.noise_variance.detach().repeat(len(days)))
     for l in range(LATENT):  # noqa: E741
         k = covariance(days, scale=float(vae.prior.log_length_scale[l].exp()))
         total = total + torch.kron(k, torch.outer(loading[l], loading[l]))
@@ -329,6 +329,10 @@ def linear_case():
     return vae, Batches(vae.condition(table)).batch(torch.arange(3)), loading
 
 
+def importance_weighted(vae, batch, draws, generator):
+    return weighted(vae, batch, vae.draw_eps(batch, draws, generator), vae.covariate_posterior(batch))
+
+
 def test_importance_weighted_bound_of_series_tends_to_their_likelihood():
     vae, batch, loading = linear_case()
     exact = 0.0
@@ -342,7 +346,7 @@ def test_importance_weighted_bound_of_series_tends_to_their_likelihood():
         wide = torch.tensor([0.1, -0.2, 0.0, -0.5, 0.6, 0.8], dtype=torch.float64)  # a wide q(Z), for even weights
         vae.encoder.head = Given(wide.expand(len(DAYS), -1))
         bounds = [
-            float(weighted(vae, batch, vae.draw_eps(batch, draws, torch.Generator().manual_seed(draws))).elbo)
+            float(importance_weighted(vae, batch, draws, torch.Generator().manual_seed(draws)).elbo)
             for draws in (10, 200_000)
         ]
     assert bounds[0] < bounds[1] - 0.1
@@ -361,7 +365,7 @@ def test_the_mean_of_log_weights_is_the_evidence_lower_bound():
         for seed in range(20):
             g = torch.Generator().manual_seed(seed)
             for name, terms in (
-                ("elbo", elbo(vae, batch, g, 300)), ("weighted", weighted(vae, batch, vae.draw_eps(batch, 300, g)))
+                ("elbo", elbo(vae, batch, g, 300)), ("weighted", importance_weighted(vae, batch, 300, g))
             ):  # fmt: skip
                 values[name].append([float(terms.reconstruction), float(terms.kl_latent), float(terms.kl_covariates)])
             assert terms.gain > 0
@@ -373,7 +377,7 @@ def test_the_mean_of_log_weights_is_the_evidence_lower_bound():
 
 def test_the_likelihood_of_a_visit_by_itself_ignores_the_other_visits():
     vae, batch, loading = linear_case()
-    dense = loading.mT @ loading + torch.diag(vae.likelihood.var.detach())
+    dense = loading.mT @ loading + torch.diag(vae.likelihood.noise_variance.detach())
     with torch.no_grad():
         narrow = torch.tensor([0.3, -0.2, -3.0, -3.0, 0.2, 0.2], dtype=torch.float64)  # as after a long series
         vae.encoder.head = Given(narrow.expand(len(DAYS), -1))

@@ -26,7 +26,7 @@ from lacova.data.io.dataframes import to_pandas
 from lacova.data.kinds import values_of
 from lacova.data.schema import Schema
 from lacova.inference.impute import weighted_covariates
-from lacova.inference.score import Asked, by_column, overall
+from lacova.inference.score import DrawsAndTruth, by_column, overall
 from lacova.models.base import Model
 from lacova.models.checks import in_memory, whole_number
 from lacova.models.inference import MEAN_DRAWS
@@ -128,7 +128,7 @@ def compare(
             part = None
             for number, entry in enumerate(entries):
                 if bar is not None:
-                    bar.say(k * len(entries) + number, f"{entry.label}, fold {k + 1}")
+                    bar.advance_to(k * len(entries) + number, f"{entry.label}, fold {k + 1}")
                 training = {**options, **entry.options}
                 key = _key({**common, "model": identity(entry.model), "training": training, "fold": k})
                 if key not in results.lines:
@@ -137,7 +137,7 @@ def compare(
                     results.add({"key": key, "model": entry.label, "fold": k, **scores})
                 by_model[entry.label].append(results.lines[key])
         if bar is not None:
-            bar.say(len(entries) * folds, "")
+            bar.advance_to(len(entries) * folds, "")
     return _table(by_model)
 
 
@@ -191,10 +191,10 @@ def _score_imputation(model: Model, part: Fold, draws: int, seed: int) -> tuple[
     y, mask = truth.y.to(table.y.device), (truth.y_mask & ~seen.y_mask).to(table.y.device)
     guess = torch.empty(truth.x.shape)
 
-    def parts() -> Iterator[Asked]:
+    def parts() -> Iterator[DrawsAndTruth]:
         for drawn in model._imputation(table, draws, seed):
             guess[drawn.rows] = weighted_covariates(drawn, vae.space)[0].to(guess)
-            yield Asked(drawn, y[drawn.rows], mask[drawn.rows])
+            yield DrawsAndTruth(drawn, y[drawn.rows], mask[drawn.rows])
 
     scores, _ = by_column(vae, encoder, parts())
     hidden = truth.x_mask & ~seen.x_mask

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from lacova.data.columns import patient_codes
-from lacova.data.masks import mask_at_random
 from lacova.data.kinds import values_of
+from lacova.data.masks import mask_at_random
 from lacova.data.schema import Schema
 from lacova.models.checks import whole_number
 

@@ -71,7 +71,7 @@ class Recovery:
                                               "coverage95", "accuracy", "most_frequent"])  # fmt: skip
 
     def coverage(self, column: str | None = None) -> pd.DataFrame:
-        """Compute the share of hidden numbers within central intervals of each nominal coverage, of one column or all."""
+        """Compute the share of hidden numbers within central intervals, by nominal coverage, of one column or all."""
         pit = (self.numbers if column is None else self.numbers[self.numbers["column"] == column])["pit"]
         shares = [float(inside(pit, nominal).mean()) for nominal in COVERAGES]
         return pd.DataFrame({"nominal": COVERAGES, "coverage": shares, "n": len(pit)})

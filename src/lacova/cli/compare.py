@@ -7,33 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lacova.cli.common import (
-    AsJson,
-    Data,
-    Device,
-    Epochs,
-    Quiet,
-    SchemaFile,
-    Seed,
-    Settings,
-    TableOut,
-    by_row,
-    check_out,
-    deliver,
-    merge_settings,
-    print_json,
-    read_in_memory,
-    read_schema,
-    short,
-)
+from lacova.cli import options
+from lacova.cli.common import by_row, check_out, deliver, merge_settings, print_json, read_in_memory, read_schema, short
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 def compare(
-    data: Data,
-    schema: SchemaFile,
+    data: options.Data,
+    schema: options.SchemaFile,
     models: Annotated[
         str,
         typer.Option(
@@ -45,18 +28,18 @@ def compare(
         int, typer.Option(help="number of parts; each is held out once, with all rows of an instance in one part")
     ] = 5,
     hide: Annotated[float, typer.Option(help="share of the held-out entries to hide and impute")] = 0.2,
-    out: TableOut = None,
+    out: options.TableOut = None,
     resume: Annotated[
         Path | None, typer.Option(help="file that gains a line after each fit; the same command continues from it")
     ] = None,
     latent_dim: Annotated[int, typer.Option(help="dimensions of z in all models")] = 8,
-    epochs: Epochs = None,
+    epochs: options.Epochs = None,
     draws: Annotated[int, typer.Option(help="draws of each held-out row")] = 100,
-    settings: Settings = None,
-    seed: Seed = 0,
-    device: Device = "auto",
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    settings: options.Settings = None,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Cross-validate several models on the same hidden entries."""
     from lacova.analysis.comparison import compare as run

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import typer
 
-from lacova.cli.common import AsJson, Run, load_run, print_json
+from lacova.cli import options
+from lacova.cli.common import load_run, print_json
 
 
-def describe(run: Run, as_json: AsJson = False) -> None:
+def describe(run: options.Run, as_json: options.AsJson = False) -> None:
     """Describe a fitted model."""
     model = load_run(run, "cpu")
     if as_json:

@@ -6,32 +6,20 @@ from typing import Annotated
 
 import typer
 
-from lacova.cli.common import (
-    AsJson,
-    Data,
-    Device,
-    Out,
-    Quiet,
-    RowDraws,
-    Run,
-    Seed,
-    by_row,
-    deliver,
-    load_model_and_table,
-    print_json,
-)
+from lacova.cli import options
+from lacova.cli.common import by_row, deliver, load_model_and_table, print_json
 
 
 def effects(
-    run: Run,
-    data: Data,
-    out: Out = None,
-    draws: RowDraws = 100,
+    run: options.Run,
+    data: options.Data,
+    out: options.Out = None,
+    draws: options.RowDraws = 100,
     interval: Annotated[float, typer.Option(help="central interval of each effect")] = 0.9,
-    seed: Seed = 0,
-    device: Device = "auto",
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show which part of the prior explains which measurement; with --out, write its effect at every row too."""
     from lacova.models.gp_prior_vae import GPPriorVAE

@@ -6,37 +6,23 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from lacova.cli.common import (
-    AsJson,
-    CentralInterval,
-    Data,
-    Device,
-    Out,
-    Quiet,
-    RowDraws,
-    Run,
-    Seed,
-    by_row,
-    deliver,
-    load_model_and_table,
-    print_json,
-    short,
-)
+from lacova.cli import options
+from lacova.cli.common import by_row, deliver, load_model_and_table, print_json, short
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 def filter_visits(
-    run: Run,
-    data: Data,
-    out: Out = None,
-    draws: RowDraws = 400,
-    interval: CentralInterval = 0.9,
-    seed: Seed = 0,
-    device: Device = "auto",
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    run: options.Run,
+    data: options.Data,
+    out: options.Out = None,
+    draws: options.RowDraws = 400,
+    interval: options.CentralInterval = 0.9,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Predict each visit from the earlier ones of the same instance; with --out, write all visits and predictions."""
     model, table = load_model_and_table(run, data, out, device)

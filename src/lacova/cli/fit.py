@@ -12,24 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lacova.cli.common import (
-    MODEL,
-    AsJson,
-    Data,
-    Device,
-    Epochs,
-    Quiet,
-    SchemaFile,
-    Seed,
-    Settings,
-    Stream,
-    finite,
-    merge_settings,
-    print_json,
-    read_or_stream,
-    read_schema,
-    remark,
-)
+from lacova.cli import options
+from lacova.cli.common import MODEL, finite, merge_settings, print_json, read_or_stream, read_schema, remark
 
 if TYPE_CHECKING:
     from lacova.data.schema import Schema
@@ -41,8 +25,8 @@ MIN_UNITS = 20  # with fewer rows or instances, none are held out
 
 
 def fit(
-    data: Data,
-    schema: SchemaFile,
+    data: options.Data,
+    schema: options.SchemaFile,
     out: Annotated[Path, typer.Option(help="folder to write the model into", show_default=False)],
     validation: Annotated[Path | None, typer.Option(help="a table for early stopping; default a share of DATA")] = None,
     validation_share: Annotated[
@@ -57,10 +41,10 @@ def fit(
     prior: Annotated[str | None, typer.Option(help="formula of the GP prior, such as 'gp(day) + cat(sex)'")] = None,
     latent_dim: Annotated[int, typer.Option(help="dimensions of z")] = 8,
     covariates: Annotated[str | None, typer.Option(help="how to treat gaps in covariates; joint unless given")] = None,
-    settings: Settings = None,
-    epochs: Epochs = None,
+    settings: options.Settings = None,
+    epochs: options.Epochs = None,
     batch_size: Annotated[int | None, typer.Option(help="rows (100), or instances (10), per step")] = None,
-    stream: Stream = False,
+    stream: options.Stream = False,
     checkpoint_every: Annotated[
         int, typer.Option(help="write the file RUN.checkpoint every so many steps; 0 for none", min=0)
     ] = 1000,
@@ -74,10 +58,10 @@ def fit(
     nodes: Annotated[
         int, typer.Option(help="number of machines, under torchrun or srun; see docs/scaling.md", min=1)
     ] = 1,
-    seed: Seed = 0,
-    device: Device = "auto",
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Learn a model from a table with gaps."""
     from lacova.data.io.files import check_folder
@@ -94,20 +78,20 @@ def fit(
         "latent_dim": latent_dim, "prior": prior, "covariates": covariates, "batch_size": batch_size,
         "max_epochs": epochs,
     }  # fmt: skip
-    learner, options = _learner(roles, model, merge_settings(settings, given))
+    learner, training = _learner(roles, model, merge_settings(settings, given))
     if validation is None:
         table, held_out = _split(read_or_stream(data, stream), roles, validation_share, seed)
     else:
         table, held_out = read_or_stream(data, stream), read_or_stream(validation, stream)
     remark(f"Learning a {type(learner).__name__} from {_row_counts(data, table, held_out)}.", quiet)
     if checkpoint_every:
-        options |= {"checkpoint": checkpoint, "checkpoint_every": checkpoint_every, "checkpoint_keep": True}
+        training |= {"checkpoint": checkpoint, "checkpoint_every": checkpoint_every, "checkpoint_keep": True}
     if devices * nodes > 1:
-        options |= {"devices": devices, "nodes": nodes}
+        training |= {"devices": devices, "nodes": nodes}
     if not resuming and writer:
         checkpoint.unlink(missing_ok=True)
-    options |= {"seed": seed, "device": device, "progress": False if quiet else None}
-    _learn(learner, table, held_out, options, out if writer else None, checkpoint)
+    training |= {"seed": seed, "device": device, "progress": False if quiet else None}
+    _learn(learner, table, held_out, training, out if writer else None, checkpoint)
     if not writer:
         return
     if as_json:
@@ -126,7 +110,7 @@ def fit(
 
 
 def _learn(
-    learner: Model, table: Any, held_out: Any, options: Mapping[str, Any], out: Path | None, checkpoint: Path
+    learner: Model, table: Any, held_out: Any, training: Mapping[str, Any], out: Path | None, checkpoint: Path
 ) -> None:
     """Fit the model and write it into the folder `out`; None in a process that does not write."""
     from lacova.data.io.files import write_table
@@ -135,7 +119,7 @@ def _learn(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", InterruptedWarning)
-            learner.fit(table, held_out, **options)
+            learner.fit(table, held_out, **training)
         if out is None:
             return
         assert learner.training is not None

@@ -5,35 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lacova.cli.common import (
-    Data,
-    Device,
-    Draws,
-    Interval,
-    Out,
-    Probabilities,
-    Quiet,
-    Run,
-    Seed,
-    Stream,
-    deliver,
-    load_model_and_data,
-    remark,
-    require_out,
-)
+from lacova.cli import options
+from lacova.cli.common import deliver, load_model_and_data, remark, require_out
 
 
 def impute(
-    run: Run,
-    data: Data,
-    out: Out = None,
-    draws: Draws = None,
-    interval: Interval = None,
-    probabilities: Probabilities = False,
-    stream: Stream = False,
-    seed: Seed = 0,
-    device: Device = "auto",
-    quiet: Quiet = False,
+    run: options.Run,
+    data: options.Data,
+    out: options.Out = None,
+    draws: options.Draws = None,
+    interval: options.Interval = None,
+    probabilities: options.Probabilities = False,
+    stream: options.Stream = False,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
 ) -> None:
     """Fill the gaps of a table, in measurements and covariates."""
     model, table = load_model_and_data(run, data, out, device, stream)

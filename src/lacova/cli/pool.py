@@ -6,31 +6,20 @@ from typing import Annotated
 
 import typer
 
-from lacova.cli.common import (
-    AsJson,
-    Completed,
-    Quiet,
-    TableOut,
-    by_row,
-    check_out,
-    deliver,
-    print_json,
-    read_in_memory,
-    read_level,
-    short,
-)
+from lacova.cli import options
+from lacova.cli.common import by_row, check_out, deliver, print_json, read_in_memory, read_level, short
 
 
 def pool(
-    completed: Completed,
+    completed: options.Completed,
     formula: Annotated[str, typer.Option(help="the regression, such as 'weight ~ baseline + arm'", show_default=False)],
     where: Annotated[
         list[str] | None, typer.Option(help="COLUMN=VALUE that rows must have to count; repeat", show_default=False)
     ] = None,
     confidence: Annotated[float, typer.Option(help="confidence of the intervals")] = 0.95,
-    out: TableOut = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    out: options.TableOut = None,
+    quiet: options.Quiet = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Fit a linear regression to each completed table, and pool the coefficients by Rubin's rules.
 

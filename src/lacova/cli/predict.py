@@ -9,37 +9,22 @@ from typing import Annotated, Any
 
 import typer
 
-from lacova.cli.common import (
-    Device,
-    Draws,
-    History,
-    Interval,
-    Out,
-    Probabilities,
-    Quiet,
-    Run,
-    Seed,
-    Stream,
-    deliver,
-    load_model_and_data,
-    read_history,
-    remark,
-    require_out,
-)
+from lacova.cli import options
+from lacova.cli.common import deliver, load_model_and_data, read_history, remark, require_out
 
 
 def predict(
-    run: Run,
+    run: options.Run,
     x: Annotated[Path, typer.Argument(help="a table of covariates, gaps allowed", metavar="X", show_default=False)],
-    history: History = None,
-    out: Out = None,
-    draws: Draws = None,
-    interval: Interval = None,
-    probabilities: Probabilities = False,
-    stream: Stream = False,
-    seed: Seed = 0,
-    device: Device = "auto",
-    quiet: Quiet = False,
+    history: options.History = None,
+    out: options.Out = None,
+    draws: options.Draws = None,
+    interval: options.Interval = None,
+    probabilities: options.Probabilities = False,
+    stream: options.Stream = False,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
 ) -> None:
     """Predict measurements from covariates; the output holds the covariates too."""
     import pandas as pd

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lacova.cli.common import Device, Quiet, Run, Seed, load_run, read_in_memory, remark
+from lacova.cli import options
+from lacova.cli.common import load_run, read_in_memory, remark
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 def report(
-    run: Run,
+    run: options.Run,
     out: Annotated[Path, typer.Option(help="the HTML file to write", show_default=False)],
     data: Annotated[Path | None, typer.Option(help="a table to report on, usually the one fitted to")] = None,
     held_out: Annotated[
@@ -28,9 +29,9 @@ def report(
     images: Annotated[str | None, typer.Option(help="HEIGHTxWIDTH, if measurements are pixels")] = None,
     truth: Annotated[Path | None, typer.Option(help="the rows of --data without gaps, for --images")] = None,
     draws: Annotated[int, typer.Option(help="draws behind every figure", min=10)] = 100,
-    seed: Seed = 0,
-    device: Device = "auto",
-    quiet: Quiet = False,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
 ) -> None:
     """Write a report as one HTML file: data and gaps, model, training, quality of imputation, patients, effects."""
     from lacova.data.io.files import check_folder

@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
-from lacova.cli.common import Data, Quiet, remark
+from lacova.cli import options
+from lacova.cli.common import remark
 
 
 def schema(
-    data: Data,
+    data: options.Data,
     measurements: Annotated[
         list[str] | None, typer.Option("--measurement", "-m", help="a column to model; repeat")
     ] = None,
@@ -20,7 +21,7 @@ def schema(
     time: Annotated[str | None, typer.Option(help="the time column")] = None,
     exclude: Annotated[list[str] | None, typer.Option(help="a column to leave out; repeat")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="TOML file to write; else TOML on stdout")] = None,
-    quiet: Quiet = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Propose the roles of a table's columns, for you to check and edit."""
     from lacova.data.io.files import check_folder, read_table

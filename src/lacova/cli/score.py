@@ -6,30 +6,18 @@ from pathlib import Path
 
 import typer
 
-from lacova.cli.common import (
-    AsJson,
-    Data,
-    Device,
-    RowDraws,
-    Run,
-    Seed,
-    Stream,
-    by_row,
-    finite,
-    load_model_and_data,
-    print_json,
-    short,
-)
+from lacova.cli import options
+from lacova.cli.common import by_row, finite, load_model_and_data, print_json, short
 
 
 def score(
-    run: Run,
-    data: Data,
-    draws: RowDraws = 100,
-    stream: Stream = False,
-    seed: Seed = 0,
-    device: Device = "auto",
-    as_json: AsJson = False,
+    run: options.Run,
+    data: options.Data,
+    draws: options.RowDraws = 100,
+    stream: options.Stream = False,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    as_json: options.AsJson = False,
 ) -> None:
     """Compare predictions from the covariates alone with the observed measurements."""
     model, table = load_model_and_data(run, data, None, device, stream)

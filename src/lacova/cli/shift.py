@@ -7,24 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lacova.cli.common import (
-    Completed,
-    Data,
-    Out,
-    Quiet,
-    check_out,
-    deliver,
-    read_in_memory,
-    read_level,
-)
+from lacova.cli import options
+from lacova.cli.common import check_out, deliver, read_in_memory, read_level
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 def shift(
-    completed: Completed,
-    data: Data,
+    completed: options.Completed,
+    data: options.Data,
     add: Annotated[
         list[str],
         typer.Option(
@@ -33,8 +25,8 @@ def shift(
         ),
     ],
     by: Annotated[str | None, typer.Option(help="column whose levels have amounts of their own, such as arm")] = None,
-    out: Out = None,
-    quiet: Quiet = False,
+    out: options.Out = None,
+    quiet: options.Quiet = False,
 ) -> None:
     """Add stated amounts to the imputed values of completed tables; DATA is the table with its gaps."""
     from lacova.analysis.sensitivity import shift_imputed

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from lacova.cli.common import AsJson, Quiet, Seed, print_json
+from lacova.cli import options
+from lacova.cli.common import print_json
 
 
 class Scaling(StrEnum):
@@ -55,9 +56,9 @@ def study(
     ] = Kinds.infer,
     validation_share: Annotated[float, typer.Option(help="share of the patients to write to a validation file")] = 0.0,
     test_share: Annotated[float, typer.Option(help="share of the patients to write to a test file")] = 0.0,
-    seed: Seed = 0,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    seed: options.Seed = 0,
+    quiet: options.Quiet = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Prepare a clinical trial: turn its SDTM domains into a table of visits."""
     from lacova.data.io.files import check_folder, check_output

@@ -7,44 +7,27 @@ from typing import Annotated
 
 import typer
 
-from lacova.cli.common import (
-    AsJson,
-    CentralInterval,
-    Data,
-    Device,
-    History,
-    Out,
-    Quiet,
-    RowDraws,
-    Run,
-    Seed,
-    by_row,
-    check_out,
-    deliver,
-    load_model_and_table,
-    print_json,
-    read_history,
-    short,
-)
+from lacova.cli import options
+from lacova.cli.common import by_row, check_out, deliver, load_model_and_table, print_json, read_history, short
 
 
 def whatif(
-    run: Run,
-    data: Data,
+    run: options.Run,
+    data: options.Data,
     assignments: Annotated[
         list[str], typer.Option("--set", help="COVARIATE=VALUE, the same for all rows; repeat", show_default=False)
     ],
-    history: History = None,
-    out: Out = None,
+    history: options.History = None,
+    out: options.Out = None,
     draws_out: Annotated[
         Path | None, typer.Option(help="file for the paired draws, a line per draw, row and measurement")
     ] = None,
-    draws: RowDraws = 400,
-    interval: CentralInterval = 0.9,
-    seed: Seed = 0,
-    device: Device = "auto",
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    draws: options.RowDraws = 400,
+    interval: options.CentralInterval = 0.9,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Predict with some covariates set to other values, next to the prediction as things are."""
     check_out(draws_out)

@@ -1,4 +1,4 @@
-"""A patient's record visit by visit: which visits come before which, and predictions beside what was observed."""
+"""Filtering: the order of a patient's visits, what is observed before each, and predictions beside observed values."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from lacova.inference.long_form import long_form
 
 
 def visit_numbers(frame: pd.DataFrame, schema: Schema) -> npt.NDArray[np.int64]:
-    """The number of each row's visit among those of its patient, from 0, by time, or by row if there is no time.
+    """Return the number of each row's visit among those of its patient, from 0 (N,).
 
-    Rows of a patient at the same time are one visit: none of them comes before the other.
+    Visits are in the order of time, or of the rows if there is no time. Rows of a patient at the same time are one
+    visit.
     """
     if schema.instance is None:
         raise DataError(
@@ -44,14 +45,15 @@ def only_earlier_values(
 ) -> Table:
     """Return the rows of a visit, without measurements, and behind them all earlier rows of the same patients.
 
-    A visit-constant covariate is known if one of these rows shows it.
+    A visit-constant covariate is observed if one of these rows has it in the frame. In the encoded table all rows of a
+    patient have it, those before the first visit that shows it included.
 
     Args:
         table: all rows, encoded.
         frame: the same rows.
         schema: names the visit-constant columns.
-        number: of each row's visit.
-        visit: the number of the visit.
+        number: number of each row's visit (N,), from `visit_numbers`.
+        visit: number of the visit to keep.
     """
     assert table.patient is not None
     patient = table.patient.numpy()
@@ -64,33 +66,39 @@ def only_earlier_values(
     y_mask[: len(now)] = False
     for name in schema.static:
         q = list(schema.covariates).index(name)
-        shown = torch.as_tensor(frame[name].notna().to_numpy())[rows]
-        known = torch.zeros(len(patients), dtype=torch.bool)
-        known[code[shown]] = True
-        x_mask[:, q] = known[code]
+        in_frame = torch.as_tensor(frame[name].notna().to_numpy(copy=True))[rows]
+        observed = torch.zeros(len(patients), dtype=torch.bool)
+        observed[code[in_frame]] = True
+        x_mask[:, q] = observed[code]
     labels = tuple(table.labels[p] for p in patients)
     return Table(table.y[rows] * y_mask, y_mask, table.x[rows] * x_mask, x_mask, code, labels)
 
 
-def followed(frame: pd.DataFrame, encoder: TableEncoder, predicted: pd.DataFrame) -> pd.DataFrame:
-    """Predictions with `_lower`, `_upper` and `_p_<level>`, row by row, in long form beside what was observed.
+def beside_observed(frame: pd.DataFrame, encoder: TableEncoder, predicted: pd.DataFrame) -> pd.DataFrame:
+    """Return predictions in long form beside the observed values.
 
-    Of a category each level has a line, `<measurement>_p_<level>`: its probability, and 1 or 0 for what was observed.
+    A category has a line for each level, `<measurement>_p_<level>`: its probability, beside 1 if it was observed, else
+    0.
+
+    Args:
+        frame: the caller's rows.
+        encoder: levels of the measurements.
+        predicted: predictions of these rows, with columns `..._lower`, `..._upper` and `..._p_<level>`.
     """
-    schema, found = encoder.schema, dict[str, tuple[Any, ...]]()
+    schema, by_name = encoder.schema, dict[str, tuple[Any, ...]]()
     for name in schema.measurements:
         if name not in encoder.levels:
-            found[name] = (numbers(frame, name), *(predicted[f"{name}{end}"] for end in ("", "_lower", "_upper")))
+            by_name[name] = (numbers(frame, name), *(predicted[f"{name}{end}"] for end in ("", "_lower", "_upper")))
             continue
-        codes, never = encoder.codes(frame, name), np.full(len(frame), np.nan)
+        codes, nan = encoder.codes(frame, name), np.full(len(frame), np.nan)
         for k, level in enumerate(encoder.levels[name]):
-            seen = np.where(np.isnan(codes), np.nan, codes == k)
-            found[f"{name}_p_{level}"] = (seen, predicted[f"{name}_p_{level}"], never, never)
-    parts = (np.stack(columns, axis=1).astype(float) for columns in zip(*found.values(), strict=True))
-    values: dict[str, Any] = dict(zip(("observed", "mean", "lower", "upper"), parts, strict=True))
-    beside = () if schema.time is None else (schema.time,)
-    lines = long_form(frame, schema, {"measurement": tuple(found)}, values, beside)
-    known = (lines["observed"].notna() & lines["lower"].notna()).to_numpy()
+            observed = np.where(np.isnan(codes), np.nan, codes == k)
+            by_name[f"{name}_p_{level}"] = (observed, predicted[f"{name}_p_{level}"], nan, nan)
+    arrays = (np.stack(columns, axis=1).astype(float) for columns in zip(*by_name.values(), strict=True))
+    values: dict[str, Any] = dict(zip(("observed", "mean", "lower", "upper"), arrays, strict=True))
+    repeated = () if schema.time is None else (schema.time,)
+    lines = long_form(frame, schema, {"measurement": tuple(by_name)}, values, repeated)
+    comparable = (lines["observed"].notna() & lines["lower"].notna()).to_numpy()
     inside = pd.array(lines["observed"].between(lines["lower"], lines["upper"]).to_numpy(), dtype="boolean")
-    inside[~known] = pd.NA
+    inside[~comparable] = pd.NA
     return lines.assign(inside=inside)

@@ -1,4 +1,4 @@
-"""How well measurements are predicted or imputed, without holding all draws at once."""
+"""Scores of predicted or imputed measurements, without holding all draws at once."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from lacova.inference.metrics import covered, crps, gaussian_nll
 from lacova.inference.predict import predictive_draws
 from lacova.inference.vae import ConditionalVAE
 
-LEVELS = {"coverage50": 0.5, "coverage90": 0.9, "coverage95": 0.95}
-CATEGORY = ("accuracy", "brier")
+COVERAGES = {"coverage50": 0.5, "coverage90": 0.9, "coverage95": 0.95}
+CATEGORY_SCORES = ("accuracy", "brier")
 
 
-class Asked(NamedTuple):
+class DrawsAndTruth(NamedTuple):
     """Draws for some rows, the true measurements of these rows (n×D), and which of their entries count (n×D)."""
 
     draws: Draws
@@ -35,45 +35,48 @@ class Asked(NamedTuple):
 @torch.no_grad()
 def predictions(
     vae: ConditionalVAE, parts: Iterable[tuple[Table, torch.Generator]], draws: int
-) -> Iterator[Asked]:  # fmt: skip
-    """Every row of some tables predicted from its covariates alone; all its observed measurements count.
+) -> Iterator[DrawsAndTruth]:
+    """Predict every row of some tables from its covariates alone; all its observed measurements count.
 
     Args:
         vae: the trained model.
-        parts: tables, each with its source of noise.
-        draws: of each row.
+        parts: tables, each with its random generator.
+        draws: draws of each row.
     """
     for table, generator in parts:
         everything = torch.ones(len(table), dtype=torch.bool)
         for part in predictive_draws(vae, table, everything, draws, generator):
-            yield Asked(part, table.y[part.rows], table.y_mask[part.rows])
+            yield DrawsAndTruth(part, table.y[part.rows], table.y_mask[part.rows])
 
 
 @torch.no_grad()
-def by_column(vae: ConditionalVAE, encoder: TableEncoder, asked: Iterable[Asked]) -> tuple[pd.DataFrame, int]:
+def by_column(
+    vae: ConditionalVAE, encoder: TableEncoder, parts: Iterable[DrawsAndTruth]
+) -> tuple[pd.DataFrame, int]:  # fmt: skip
     """Compare draws with the truth.
-
-    Returns one row per measurement, each a mean over the column's `entries` that count and in its own units: `nll`, the
-    predictive negative log-likelihood; for numbers `rmse`, `crps` and `coverage50`, `coverage90` and `coverage95` of
-    central intervals; for categories `accuracy` of the most probable level and `brier`, the squared distance of the
-    levels' probabilities from what is observed. NaN where nothing is observed, or a score does not apply. Beside that,
-    how many rows there were.
 
     The nll of a Gaussian column is that of its predictive mean and variance; of others, −log of the mean over draws of
     p(y | draw). Values beyond a limit of detection are compared as recorded: draws are moved to the limit, too.
+
+    Returns:
+        one row per measurement, each a mean over the column's `entries` that count and in its own units: `nll`, the
+        predictive negative log-likelihood; for numbers `rmse`, `crps` and `coverage50`, `coverage90` and `coverage95`
+        of central intervals; for categories `accuracy` of the most probable level and `brier`, the squared distance of
+        the levels' probabilities from the observed level. NaN where nothing is observed, or a score does not apply.
+        Then the number of rows.
     """
     space, rows = encoder.measurements, 0
-    own = not (space.plain and encoder.scales.linear.all())
-    coded = [d for d, family in enumerate(space.families) if values_of(family) == "level"]
-    names = ("entries", "nll", "square", "crps", *LEVELS, *(CATEGORY if coded else ()))
+    in_own_units = not (space.plain and encoder.scales.linear.all())
+    categories = [d for d, family in enumerate(space.families) if values_of(family) == "level"]
+    names = ("entries", "nll", "square", "crps", *COVERAGES, *(CATEGORY_SCORES if categories else ()))
     sums = {name: np.zeros(len(space)) for name in names}
-    for part, y, mask in asked:
+    for part, y, mask in parts:
         rows += len(y)
-        found = _own_scores(vae, encoder, part, y) if own else _encoded_scores(part, y)
-        for name, each in {"entries": mask, **found}.items():
-            sums[name] += torch.where(mask.to(each.device), each.double(), 0.0).sum(0).cpu().numpy()
+        scores = _own_scores(vae, encoder, part, y) if in_own_units else _encoded_scores(part, y)
+        for name, values in {"entries": mask, **scores}.items():
+            sums[name] += torch.where(mask.to(values.device), values.double(), 0.0).sum(0).cpu().numpy()
     entries = np.where(sums["entries"] > 0, sums["entries"], np.nan)
-    unit = np.ones(len(space)) if own else encoder.y_scale
+    unit = np.ones(len(space)) if in_own_units else encoder.y_scale
     columns = {
         "entries": sums["entries"].astype(int),
         "nll": sums["nll"] / entries + np.log(unit),
@@ -81,78 +84,89 @@ def by_column(vae: ConditionalVAE, encoder: TableEncoder, asked: Iterable[Asked]
         "crps": sums["crps"] / entries * unit,
         **{name: sums[name] / entries for name in names[4:]},
     }
-    for name, values in columns.items():
-        if coded and name not in ("entries", "nll"):
-            values[[d for d in range(len(space)) if (d in coded) != (name in CATEGORY)]] = np.nan
+    for name, column in columns.items():
+        if categories and name not in ("entries", "nll"):
+            column[[d for d in range(len(space)) if (d in categories) != (name in CATEGORY_SCORES)]] = np.nan
     return pd.DataFrame(columns, index=pd.Index(encoder.schema.measurements, name="measurement")), rows
 
 
 def _encoded_scores(part: Draws, y: Tensor) -> dict[str, Tensor]:
+    """Return scores per entry (n×D) on the encoded scale, of Gaussian columns with a linear scale."""
     ordered = part.y.sort(0).values
     return {
         "nll": gaussian_nll(part.location, part.var, y),
         "square": (part.location.mean(0) - y).square(),
         "crps": crps(ordered, y),
-        **{name: covered(ordered, y, level) for name, level in LEVELS.items()},
+        **{name: covered(ordered, y, coverage) for name, coverage in COVERAGES.items()},
     }
 
 
 def _own_scores(vae: ConditionalVAE, encoder: TableEncoder, part: Draws, y: Tensor) -> dict[str, Tensor]:
+    """Return scores per entry (n×D) in the measurements' own units."""
     drawn, truth, mean = (
         encoder.in_own_units(part.y),
         torch.as_tensor(encoder.in_own_units(y)),
         encoder.in_own_units(part.location.mean(0)),
     )
-    bent = ~encoder.scales.linear
+    nonlinear = ~encoder.scales.linear
     for name, (lower, upper) in encoder.schema.limits.items():
         d = encoder.schema.measurements.index(name)
         drawn[..., d] = np.clip(drawn[..., d], lower, upper)
-        bent[d] = True
+        nonlinear[d] = True
         for end, beyond in zip((lower, upper), encoder.beyond(y)[:, :, d], strict=True):
             truth[beyond, d] = math.nan if end is None else end  # decoded, it would be the limit but for the last digit
-    mean[:, bent] = drawn[..., bent].mean(0)
+    mean[:, nonlinear] = drawn[..., nonlinear].mean(0)
     ordered = torch.as_tensor(drawn).sort(0).values
-    found = {
+    scores = {
         "nll": _nll(vae, encoder, part, y),
         "square": (torch.as_tensor(mean) - truth).square(),
         "crps": crps(ordered, truth),
-        **{name: covered(ordered, truth, level) for name, level in LEVELS.items()},
+        **{name: covered(ordered, truth, coverage) for name, coverage in COVERAGES.items()},
     }
-    if part.level_probabilities is not None:
-        hit = torch.nn.functional.one_hot(
-            y.long().clamp(0, part.level_probabilities.shape[-1] - 1), part.level_probabilities.shape[-1]
-        )
-        found["accuracy"] = part.level_probabilities.argmax(-1) == y
-        found["brier"] = (part.level_probabilities - hit).square().sum(-1)
-    return found
+    probs = part.level_probabilities
+    if probs is not None:
+        one_hot = torch.nn.functional.one_hot(y.long().clamp(0, probs.shape[-1] - 1), probs.shape[-1])
+        scores["accuracy"] = probs.argmax(-1) == y
+        scores["brier"] = (probs - one_hot).square().sum(-1)
+    return scores
 
 
 def _nll(vae: ConditionalVAE, encoder: TableEncoder, part: Draws, y: Tensor) -> Tensor:
-    """Per entry and in own units: of the predictive mean and variance of Gaussian columns, else of the mixture."""
+    """Return the nll per entry (n×D) in own units.
+
+    For Gaussian columns with a linear scale it is that of the predictive mean and variance, else that of the mixture
+    over draws.
+    """
     gaussian = torch.zeros(y.shape[1], dtype=torch.bool, device=y.device)
     gaussian[encoder.measurements.columns("gaussian")] = True
     linear = torch.as_tensor(encoder.scales.linear, device=y.device)
     var = part.var.expand_as(part.location)
-    each = -gaussian_nll(part.location[None], torch.where(gaussian, var, 1.0)[None], y)
+    log_prob = -gaussian_nll(part.location[None], torch.where(gaussian, var, 1.0)[None], y)
     if part.outputs is not None:
-        each = torch.where(gaussian, each, vae.likelihood.entry_log_prob(part.outputs, y))
-    mixture = math.log(len(each)) - each.double().logsumexp(0)
+        log_prob = torch.where(gaussian, log_prob, vae.likelihood.entry_log_prob(part.outputs, y))
+    mixture = math.log(len(log_prob)) - log_prob.double().logsumexp(0)
     matched = gaussian_nll(part.location, torch.where(gaussian, var, 1.0), y)
     return torch.where(gaussian & linear, matched.double(), mixture) - encoder.log_slopes(y)
 
 
 def overall(scores: pd.DataFrame, scale: Floats, rows: int) -> dict[str, float]:
-    """One figure per score: `nll` as a sum per row, the others per entry, `rmse` and `crps` divided by the scale."""
+    """Return one number per score: `nll` as a sum per row, others per entry, `rmse` and `crps` divided by the scale.
+
+    Args:
+        scores: the table of `by_column`.
+        scale: scale of each measurement (D,).
+        rows: number of rows that were scored.
+    """
     entries = scores["entries"].to_numpy()
 
     def mean(values: Floats) -> float:
-        seen = (entries > 0) & ~np.isnan(values)
-        total = int(entries[seen].sum())
-        return float((values * entries)[seen].sum() / total) if total else math.nan
+        scored = (entries > 0) & ~np.isnan(values)
+        total = int(entries[scored].sum())
+        return float((values * entries)[scored].sum() / total) if total else math.nan
 
     return {
         "nll": mean(scores["nll"].to_numpy()) * int(entries.sum()) / rows,
         "rmse": math.sqrt(mean((scores["rmse"].to_numpy() / scale) ** 2)),
         "crps": mean(scores["crps"].to_numpy() / scale),
-        **{name: mean(scores[name].to_numpy()) for name in (*LEVELS, *CATEGORY) if name in scores},
+        **{name: mean(scores[name].to_numpy()) for name in (*COVERAGES, *CATEGORY_SCORES) if name in scores},
     }

@@ -83,14 +83,16 @@ class Likelihood(nn.Module):
         y = torch.where(mask, y, 0.0)
         for kind, family, columns, places in self._groups():
             more = {"extra": extra} if kind == "gaussian" else {}
-            log_prob = family.log_prob(outputs[..., places], y[..., columns], **more)
+            log_prob = family.log_prob(outputs[..., places], _valid(y[..., columns], kind), **more)
             total = total + torch.where(mask[..., columns], log_prob, 0.0).sum(-1)
         return total
 
     def entry_log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return log p(y) per entry (…×D), all observed."""
         return self._by_column(
-            outputs, outputs.dtype, lambda group, own: group.family.log_prob(own, y[..., group.columns])
+            outputs,
+            outputs.dtype,
+            lambda group, own: group.family.log_prob(own, _valid(y[..., group.columns], group.kind)),
         )
 
     def mean(self, outputs: Tensor) -> Tensor:
@@ -193,3 +195,8 @@ class Likelihood(nn.Module):
 
 def _has_levels(group: Group) -> bool:
     return values_of(group.kind) == "level"
+
+
+def _valid(y: Tensor, kind: str) -> Tensor:
+    """Return y with 1 in the gaps, which hold 0, of kinds that are positive."""
+    return torch.where(y > 0.0, y, 1.0) if values_of(kind) == "positive" else y

@@ -1,4 +1,4 @@
-"""p(mask | y): which measurements are missing may depend on their values, the missing ones included."""
+"""p(mask | y): whether measurements are missing may depend on their values, the missing ones included."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ SIGNS = {"selfmasking_high": 1.0, "selfmasking_low": -1.0}
 
 
 class Missingness(nn.Module):
-    """Entries are missing independently given y, with log-odds linear in y on its encoded scale.
+    """Entries that are missing independently given y, with log-odds linear in y on its encoded scale.
 
-    "selfmasking": a_d y_d + b_d, of a column's own value; "selfmasking_high" and "selfmasking_low" know the sign of
-    a_d: high, or low, values go missing more often. "linear": (A y)_d + b_d, of all values of the row.
+    "selfmasking" has log-odds a_d y_d + b_d, which depend on the entry's own value. "selfmasking_high" and
+    "selfmasking_low" fix the sign of a_d: high values, or low ones, are missing more often. "linear" has log-odds
+    (A y)_d + b_d, which depend on all values of the row.
 
     Args:
         kind: the mechanism.
-        share: of the entries of each column that are missing (D,), to start from; y then says nothing of it yet.
+        share: share of missing entries of each column (D,). b starts from its log-odds.
     """
 
     def __init__(self, kind: Mechanism, share: Tensor) -> None:
@@ -33,12 +34,12 @@ class Missingness(nn.Module):
         self.raw = nn.Parameter(torch.zeros(columns, columns) if kind == "linear" else torch.zeros(columns))
 
     @property
-    def slope(self) -> Tensor:
-        """a (D,), or A (D×D), whose row d is what the log-odds of column d take of each value."""
+    def coefficients(self) -> Tensor:
+        """a (D,), or A (D×D), whose row d has the coefficients of column d's log-odds."""
         return SIGNS[self.kind] * functional.softplus(self.raw) if self.kind in SIGNS else self.raw
 
     def log_prob(self, y: Tensor, mask: Tensor) -> Tensor:
-        """log p(mask) per row (…,), given completed y (…×D); the mask is True where an entry is observed."""
-        slope = self.slope
-        odds = self.bias + (y @ slope.mT if self.kind == "linear" else y * slope)
-        return functional.logsigmoid(torch.where(mask, -odds, odds)).sum(-1)
+        """Return log p(mask) per row (…,), given completed y (…×D); the mask is True where an entry is observed."""
+        coefficients = self.coefficients
+        log_odds = self.bias + (y @ coefficients.mT if self.kind == "linear" else y * coefficients)
+        return functional.logsigmoid(torch.where(mask, -log_odds, log_odds)).sum(-1)

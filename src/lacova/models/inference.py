@@ -23,7 +23,7 @@ from lacova.data.labels import Fingerprints
 from lacova.data.schema import Schema
 from lacova.data.table import Table
 from lacova.inference.draws import Draws, chunks
-from lacova.inference.filtering import followed, only_earlier_values, visit_numbers
+from lacova.inference.filtering import beside_observed, only_earlier_values, visit_numbers
 from lacova.inference.impute import imputation_draws, weighted_draws
 from lacova.inference.objective import elbo, log_likelihood
 from lacova.inference.predict import paired_draws, predictive_draws
@@ -286,7 +286,7 @@ class Inference:
             )  # fmt: skip
             summary = summarise(drawn, len(rows), encoder, interval)
             tables.append(predicted(cast("pd.Index[Any]", pd.Index(rows)), encoder, summary, probabilities=True))
-        return origin.table(followed(frame, encoder, pd.concat(tables).sort_index()))
+        return origin.table(beside_observed(frame, encoder, pd.concat(tables).sort_index()))
 
     def log_likelihood(
         self, data: Any, *, draws: int = MEAN_DRAWS, seed: int = 0, out: str | os.PathLike[str] | None = None

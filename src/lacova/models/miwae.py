@@ -88,7 +88,7 @@ class NotMIWAE(MIWAE):
             raise ValueError(
                 'with scaling="normal" the log-odds of a gap are not linear in a measurement\'s own units.'
             )
-        slope = vae.missingness.slope.detach().cpu().double().numpy() / encoder.y_scale
+        slope = vae.missingness.coefficients.detach().cpu().double().numpy() / encoder.y_scale
         bias = vae.missingness.bias.detach().cpu().double().numpy()
         names = list(self.schema.measurements)
         if self.mechanism == "linear":

@@ -79,8 +79,9 @@ def setting_names(cls: type[Storable]) -> list[str]:
 def packed_settings(model: Storable, without: str | None = None) -> dict[str, Any]:
     """Return the settings as JSON; refuse parts that are not registered."""
     values = {name: value for name, value in arguments(model).items() if name != without}
-    networks = values["networks"]
-    values["networks"] = {"kind": _networks_name(networks), **asdict(networks)}
+    if "networks" in values:
+        networks = values["networks"]
+        values["networks"] = {"kind": _networks_name(networks), **asdict(networks)}
     for name, kind in OWN_PARTS.items():
         if name in values and not isinstance(values[name], str):
             part, configuration = configured(kind, values[name]) or (None, {})
@@ -92,7 +93,9 @@ def packed_settings(model: Storable, without: str | None = None) -> dict[str, An
 
 def parts_of_others(model: Storable) -> list[list[str]]:
     """Return kind, name and module of the registered parts of a model that are not lacova's own."""
-    used: list[tuple[str, Any]] = [("model", type(model)), ("networks", type(model.networks))]
+    used: list[tuple[str, Any]] = [("model", type(model))]
+    if "networks" in setting_names(type(model)):
+        used.append(("networks", type(model.networks)))
     families = set(model.schema.kinds.values()) & set(registered("family"))
     used += [("family", lookup("family", kind)) for kind in families]
     for setting, kind in OWN_PARTS.items():
@@ -127,7 +130,8 @@ def unpacked_schema(document: Mapping[str, Any]) -> Schema:
 def unfitted(cls: type[M], schema: Schema, document: Mapping[str, Any]) -> M:
     """Return the model before it was fitted."""
     settings = known_values(document, "settings", setting_names(cls))
-    networks = _networks(settings.pop("networks"))
+    if "networks" in settings:
+        settings["networks"] = _networks(settings["networks"])
     formula = settings.get("prior")
     if formula is not None and not (FORMULA.fullmatch(formula) and formula.count("(") <= MAX_KERNELS):
         raise StorageError(
@@ -141,7 +145,7 @@ def unfitted(cls: type[M], schema: Schema, document: Mapping[str, Any]) -> M:
             settings[name] = factory(kind, settings[name]["name"], settings[name]["configuration"])
     if "kernels" in settings:
         settings["kernels"] = {name: lookup("kernel", name)() for name in settings["kernels"]}
-    return cls(schema, networks=networks, **settings)
+    return cls(schema, **settings)
 
 
 def known_values(document: Mapping[str, Any], part: str, names: list[str]) -> dict[str, Any]:

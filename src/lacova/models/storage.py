@@ -9,7 +9,7 @@ from lacova.models.base import Model, resolve_device
 from lacova.models.migration import migrated
 from lacova.models.registry import models
 from lacova.models.snapshot import put_together
-from lacova.training.checkpoint import KIND
+from lacova.training.checkpoint import CHECKPOINT_KEY
 
 
 def load(path: str | os.PathLike[str], device: str = "cpu") -> Model:
@@ -24,7 +24,7 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> Model:
     """
     target = resolve_device(device)
     document, tensors = read(path)
-    if KIND in document:
+    if CHECKPOINT_KEY in document:
         raise StorageError(f"{os.fspath(path)} is a checkpoint, of training that has not ended: go on with it in fit.")
     try:
         document, tensors = migrated(document, tensors)

@@ -1,1 +1,5 @@
-"""Latent priors p(z | x): standard normal, conditional normal, mixture, temporal, Gaussian process."""
+"""p(z | x): standard normal, conditional, mixture, temporal, Gaussian process."""
+
+from lacova.priors.base import LatentPrior
+
+__all__ = ["LatentPrior"]

@@ -95,7 +95,8 @@ class LatentPrior(nn.Module, ABC):
         kl: E KL[q(Z) ‖ p(Z | X)] of a batch, which training minimises.
         predict: mean and variance of z at given covariates.
 
-    `build` makes it for a model, and the other methods have defaults, which are right where z is normal and rows are independent given x:
+    The class method `build` makes the prior of a model. The other methods have defaults, which are right where z is
+    normal and rows are independent given x:
 
         sample: draw z. Default: independent normals with the moments of `predict`.
         log_density: log p(z | x), each row by itself. Default: the normal density with the moments of `predict`.

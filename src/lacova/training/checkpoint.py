@@ -1,4 +1,4 @@
-"""How far training has come, and a file that keeps it, from which a fit that was killed goes on to the same weights."""
+"""The state of training, and a file of it from which a fit that was killed continues to the same weights."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ from lacova.training.options import FitOptions
 
 Record = dict[str, float]
 
-ROOM = 3  # times the size of a checkpoint: the old file, the new one, and something to spare
-KIND = "checkpoint"
-SHOWN = 40  # characters of a value that an error repeats
+DISK_FACTOR = 3  # free space per size of a checkpoint: the old file, the new one, and something to spare
+CHECKPOINT_KEY = "checkpoint"  # only documents of checkpoints have it
+MAX_QUOTED = 40  # characters of a value that an error repeats
+MAX_DIFFERENCES = 3  # names that an error lists
 
 
 @dataclass
 class State:
-    """How far training has come, beside the weights and the optimiser; everything that the rest of it depends on.
+    """All that the rest of training depends on beside the weights and the optimiser.
 
     Attributes:
-        epoch, step: those that come next, from 0; `step` counts within the epoch.
-        sums: of the terms over the steps of the epoch so far.
-        records: one per epoch.
-        best, best_epoch, best_weights: the highest validation score, where it was reached, and with what.
+        sums: sums of the terms over the steps of the current epoch.
+        epoch, step: the next epoch and step, from 0; `step` counts within the epoch.
+        records: one record per epoch.
+        best, best_epoch, best_weights: the highest validation score, its epoch and its weights.
     """
 
     sums: Tensor
@@ -53,13 +54,13 @@ class State:
 
 
 class Checkpoint:
-    """A file that training writes now and then, whole or not at all, and goes on from where there is one.
+    """A file that training writes now and then, whole or not at all, and continues from if it exists.
 
     Args:
         path: the file.
-        every: steps from one time of writing to the next.
-        keep: leave the file when training has ended well, as it then stands.
-        model: what the fit is of, by name, as JSON; options and rows are added to it.
+        every: number of steps from one checkpoint to the next.
+        keep: leave the last checkpoint in place when training has ended.
+        model: settings and schema of the model, by name, as JSON; options and rows are added to them.
     """
 
     def __init__(self, path: str | os.PathLike[str], every: int, keep: bool, model: Mapping[str, Any]) -> None:
@@ -67,7 +68,7 @@ class Checkpoint:
             raise ValueError(f"checkpoint_every must be a whole number of at least 1, got {every!r}.")
         self.path, self.every, self.keep = Path(os.path.realpath(path)), every, keep
         self._identity = dict(model)
-        self._tried = self._written = (0, 0)  # epoch and step of the last time, and of the last that went well
+        self._tried = self._written = (0, 0)  # epoch and step of the last attempt, and of the last success
         check_folder(self.path.parent)
         try:
             if self.path.is_dir():
@@ -81,7 +82,10 @@ class Checkpoint:
         self, vae: ConditionalVAE, optimiser: torch.optim.Optimizer, state: State, train: Loader,
         validation: Loader | None, options: FitOptions,
     ) -> None:  # fmt: skip
-        """Before training: go on from the file if there is one that belongs to this fit; see that there is room."""
+        """Prepare a fit: check that the disk has room, and restore the state of the file if there is one.
+
+        A file that belongs to another fit is refused.
+        """
         about: dict[str, Any] = {
             "version of lacova": __version__,
             "version of torch": str(torch.__version__).split("+")[0],
@@ -92,29 +96,29 @@ class Checkpoint:
         }
         self._identity = json.loads(json.dumps(about))
         weights = sum(value.nbytes for value in vae.state_dict().values()) * (1 if validation is None else 2)
-        need = ROOM * (weights + 2 * sum(parameter.nbytes for parameter in vae.parameters()))
+        needed = DISK_FACTOR * (weights + 2 * sum(parameter.nbytes for parameter in vae.parameters()))
         free = shutil.disk_usage(self.path.parent).free
-        if free < need:
+        if free < needed:
             raise DataError(
-                f"the disk of {self.path.parent} has {free:,} bytes left, but checkpoints there need about {need:,}; "
+                f"the disk of {self.path.parent} has {free:,} bytes left, but checkpoints there need about {needed:,}; "
                 "make room, or choose another place for them."
             )
         if self.path.exists():
             self._read(vae, optimiser, state)
 
     def due(self, state: State, steps: int) -> bool:
-        """Whether as many steps as were asked for have passed since the last time, with `steps` in an epoch."""
+        """Return whether it is time for the next checkpoint; an epoch has `steps` steps."""
         epoch, step = self._tried
         return (state.epoch - epoch) * steps + state.step - step >= self.every
 
     def write(self, vae: ConditionalVAE, optimiser: torch.optim.Optimizer, state: State) -> None:
-        """Write everything down, unless the file has it. A failure is a warning: training is worth more than this."""
+        """Write the state, unless the file holds it already. A failure is only a warning: training continues."""
         self._tried = state.epoch, state.step
         if self._written == self._tried:
             return
         columns = list(state.records[0]) if state.records else []
         document = {
-            KIND: self._identity,
+            CHECKPOINT_KEY: self._identity,
             "state": {"epoch": state.epoch, "step": state.step, "best_epoch": state.best_epoch,
                       "best": pack(state.best, "the validation score"), "columns": columns},
         }  # fmt: skip
@@ -135,7 +139,7 @@ class Checkpoint:
             self._written = self._tried
 
     def end(self) -> None:
-        """Training has ended well."""
+        """Remove the file after training, unless it is to be kept."""
         if not self.keep:
             self.path.unlink(missing_ok=True)
 
@@ -144,10 +148,10 @@ class Checkpoint:
             document, tensors = read(self.path)
         except StorageError as error:
             raise StorageError(f"{error} Without it, training starts again.") from None
-        if KIND not in document:
+        if CHECKPOINT_KEY not in document:
             raise StorageError(f"{self.path} is no checkpoint; choose another name for that.")
-        if document[KIND] != self._identity:
-            what = _difference(document[KIND], self._identity)
+        if document[CHECKPOINT_KEY] != self._identity:
+            what = _differences(document[CHECKPOINT_KEY], self._identity)
             raise StorageError(
                 f"the checkpoint {self.path} belongs to another fit: it differs in {what}. Fit as it was begun, or "
                 "remove the file to start again."
@@ -179,19 +183,19 @@ def _restore(
 
 
 def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Copies, which unlike tensors of a file begin where vector instructions like it."""
+    """Return the tensors with a prefix, without it, as copies: tensors of a file may not be aligned in memory."""
     return {name.removeprefix(prefix): value.clone() for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def _difference(there: Any, here: dict[str, Any]) -> str:
-    """The names under which two identities differ, with their values where they are short."""
-    if not isinstance(there, dict):
+def _differences(stored: Any, current: dict[str, Any]) -> str:
+    """Return the names under which two identities differ, with both values where they are short."""
+    if not isinstance(stored, dict):
         return "everything"
-    found = []
-    for name in here | there:
-        one, other = there.get(name), here.get(name)
-        if one != other:
-            texts = [json.dumps(value, ensure_ascii=False) for value in (one, other)]
-            short = max(map(len, texts)) <= SHOWN
-            found.append(f"{name} ({texts[0]} there, {texts[1]} here)" if short else name)
-    return ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+    names = []
+    for name in current | stored:
+        if stored.get(name) != current.get(name):
+            there, here = (json.dumps(part.get(name), ensure_ascii=False) for part in (stored, current))
+            short = max(len(there), len(here)) <= MAX_QUOTED
+            names.append(f"{name} ({there} there, {here} here)" if short else name)
+    more = len(names) - MAX_DIFFERENCES
+    return ", ".join(names[:MAX_DIFFERENCES]) + (f" and {more} more" if more > 0 else "")

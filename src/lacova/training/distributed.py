@@ -1,4 +1,4 @@
-"""Several processes that train one model: each takes its part of every batch, and sums make them one."""
+"""Training of one model by several processes: each takes its part of every batch, and their gradients are summed."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ from lacova.training.interrupt import deferred_interrupt
 from lacova.training.options import TrainingError
 
 T = TypeVar("T")
-RESULT = "result"
+RESULT_FILE = "result"
 
 
 class OtherProcessError(TrainingError):
-    """Another process has failed, so that this one cannot go on."""
+    """Another process has failed, so this one cannot continue."""
 
 
 class Team:
-    """A process that trains alone; `Ranks` has others beside it.
+    """The processes that train a model: here, a single one; `Ranks` are several.
 
     Attributes:
-        rank, size: the number of this process, and how many there are.
+        rank: number of this process, from 0.
+        size: number of processes.
     """
 
     rank: int = 0
@@ -43,18 +44,21 @@ class Team:
 
     @property
     def main(self) -> bool:
-        """Whether it is this process that writes."""
+        """Whether this is the main process, which writes files and shows progress."""
         return self.rank == 0
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
-        """Sums over all processes, in place; the same number of the same shapes everywhere."""
+        """Sum tensors over all processes, in place; every process passes the same shapes in the same order."""
 
     def any(self, flag: bool) -> bool:
-        """Whether any process says so."""
+        """Return whether the flag is set in any process."""
         return flag
 
     def broadcast(self, value: T) -> T:
-        """What the main process has, its tensors on the host; numbers, texts, tensors, lists, tuples and dicts."""
+        """Return the value of the main process, with its tensors on the host.
+
+        It may consist of numbers, texts, tensors, lists, tuples and dicts.
+        """
         return value
 
 
@@ -62,10 +66,11 @@ SINGLE = Team()
 
 
 class Ranks(Team):
-    """One of the processes of the default process group.
+    """The processes of the default process group.
 
-    Whatever they do together, they first meet, over a group of their own on the host. A process that has failed comes
-    to the next meeting, whatever it is for, and says why: so all end, and none waits for one that has gone.
+    Before every collective operation they synchronise over a group of their own on the host. A process that has failed
+    joins the next synchronisation, whatever it is for, and passes its message on: so all processes end, and none waits
+    for one that has ended.
     """
 
     def __init__(self) -> None:
@@ -77,67 +82,70 @@ class Ranks(Team):
         for tensor in tensors:
             by_type.setdefault(tensor.dtype, []).append(tensor)
         flat = [torch.cat([tensor.detach().flatten() for tensor in group]) for group in by_type.values()]
-        self._meet()
+        self._synchronise()
         for buffer, group in zip(flat, by_type.values(), strict=True):
-            with _others():
+            with _lost_process():
                 dist.all_reduce(buffer)
             for tensor, total in zip(group, buffer.split([tensor.numel() for tensor in group]), strict=True):
                 tensor.detach().copy_(total.view_as(tensor))
 
     def any(self, flag: bool) -> bool:
-        return self._meet(flag=flag)
+        return self._synchronise(flag=flag)
 
     def broadcast(self, value: T) -> T:
-        held = [None]
+        saved: list[bytes | None] = [None]
         if self.main:
             buffer = io.BytesIO()
             torch.save(value, buffer)
-            held = [buffer.getvalue()]  # type: ignore[list-item]
-        self._meet()
-        dist.broadcast_object_list(held, src=0, group=self._control)
-        found: T = torch.load(io.BytesIO(held[0]), map_location="cpu", weights_only=True)  # type: ignore[arg-type]
-        return found
+            saved = [buffer.getvalue()]
+        self._synchronise()
+        dist.broadcast_object_list(saved, src=0, group=self._control)
+        main_value: T = torch.load(io.BytesIO(saved[0] or b""), map_location="cpu", weights_only=True)
+        return main_value
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """If what is done within fails in one process, it ends in all with that process's message."""
+        """End the block in all processes, with the same message, if it fails in one of them."""
         try:
             yield
-            self._meet()
+            self._synchronise()
         except OtherProcessError:
             raise
         except BaseException as error:
-            with suppress(OtherProcessError):  # they have gone already
-                self._meet(failure=f"{type(error).__name__}: {error}")
+            with suppress(OtherProcessError):  # the others may have ended
+                self._synchronise(failure=f"{type(error).__name__}: {error}")
             raise
 
-    def _meet(self, failure: str | None = None, flag: bool = False) -> bool:
+    def _synchronise(self, failure: str | None = None, flag: bool = False) -> bool:
+        """Return whether the flag is set in any process; raise if one of the others has failed."""
         state = torch.tensor([failure is not None, flag], dtype=torch.int32)
-        with _others():
+        with _lost_process():
             dist.all_reduce(state, op=dist.ReduceOp.MAX, group=self._control)
-        failed, said = state.tolist()
+        failed, flagged = state.tolist()
         if failed:
-            told: list[str | None] = [None] * self.size
-            dist.all_gather_object(told, failure, group=self._control)
-            rank, why = next((rank, why) for rank, why in enumerate(told) if why is not None)
+            failures: list[str | None] = [None] * self.size
+            dist.all_gather_object(failures, failure, group=self._control)
+            rank, message = next((rank, message) for rank, message in enumerate(failures) if message is not None)
             if failure is None:
-                raise OtherProcessError(f"process {rank} of {self.size} failed: {why}")
-        return bool(said)
+                raise OtherProcessError(f"process {rank} of {self.size} failed: {message}")
+        return bool(flagged)
 
 
 def launch(function: Callable[[Team, torch.device], T], devices: int, nodes: int, device: str) -> T:
     """Call a function in `devices` processes on each of `nodes` machines, each with a device of its own.
 
-    Under torchrun or SLURM, which start this very program as often as is wanted, every process calls the function
-    itself. Otherwise processes are started here; function and result must then be such that pickle takes them.
+    Under torchrun or SLURM, which start the same program several times, every process calls the function itself.
+    Otherwise processes are started here; the function and its result must then be picklable.
 
     Args:
-        function: takes its team and its device.
-        devices, nodes: how many.
+        function: what to call, with the team and the device of the process.
+        devices: number of processes per machine.
+        nodes: number of machines.
         device: "auto", "cpu" or "cuda".
 
     Returns:
-        What the function returned: here, or in process 0 where processes were started; its tensors on the host.
+        the result of the function in this process, or, if processes were started here, in process 0, with its tensors
+        on the host.
     """
     for name, value in (("devices", devices), ("nodes", nodes)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -170,17 +178,17 @@ def launch(function: Callable[[Team, torch.device], T], devices: int, nodes: int
             spawn(_work, arguments, devices)
         except ProcessException as error:
             raise TrainingError(f"one of {devices} processes did not end well: {str(error).strip()}") from None
-        found: T = _result(Path(folder))
-        return found
+        result: T = _result(Path(folder))
+        return result
 
 
 def writes() -> bool:
-    """Whether this is the one that writes, of the processes that torchrun or srun have started."""
+    """Return whether this process writes files, of those that torchrun or srun have started."""
     return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0))) == 0
 
 
 def _join(function: Callable[[Team, torch.device], T], devices: int, nodes: int, where: str) -> T:
-    """What each process does: find the others, call the function together, part from them."""
+    """Join the process group, call the function together with the other processes, and leave the group."""
     from lightning_fabric import Fabric
 
     with _quiet():
@@ -197,7 +205,7 @@ def _join(function: Callable[[Team, torch.device], T], devices: int, nodes: int,
 def _work(
     rank: int, function: Callable[[Team, torch.device], Any], devices: int, where: str, port: int, folder: Path
 ) -> None:
-    """What a process does that was started here: leave the result, or an error, in the folder."""
+    """Run a process that was started here, and write its result or its error into the folder."""
     os.environ |= {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, torch.get_num_threads() // devices))
@@ -205,44 +213,45 @@ def _work(
     def record(team: Team, device: torch.device) -> tuple[Any, list[tuple[type[Warning], str]]]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("default")
-            found = function(team, device)
-        return found, [(warning.category, str(warning.message)) for warning in caught]
+            result = function(team, device)
+        return result, [(warning.category, str(warning.message)) for warning in caught]
 
     try:
-        found = _join(record, devices, 1, where)
+        result = _join(record, devices, 1, where)
     except Exception as error:
         (folder / f"{isinstance(error, OtherProcessError):d}-{rank}").write_bytes(_pickled(error))
         return
     if rank == 0:
-        torch.save(found, folder / RESULT)
+        torch.save(result, folder / RESULT_FILE)
 
 
 def _result(folder: Path) -> Any:
-    """What the processes left: the error of the one that failed first of all, or the result and its warnings."""
-    errors = sorted(file for file in folder.iterdir() if file.name != RESULT)
+    """Return the result that the processes wrote and issue its warnings, or raise the error of the first failure."""
+    errors = sorted(file for file in folder.iterdir() if file.name != RESULT_FILE)
     if errors:
         raise pickle.loads(errors[0].read_bytes())
-    if not (folder / RESULT).exists():
+    if not (folder / RESULT_FILE).exists():
         raise KeyboardInterrupt
-    found, said = torch.load(folder / RESULT, map_location="cpu", weights_only=False)
-    for category, message in said:
+    result, caught = torch.load(folder / RESULT_FILE, map_location="cpu", weights_only=False)
+    for category, message in caught:
         warnings.warn(message, category, stacklevel=4)  # the caller of `fit`
-    return found
+    return result
 
 
 def _pickled(error: Exception) -> bytes:
-    """With the traceback as a note; another exception in place of one that cannot be pickled."""
+    """Pickle an exception with its traceback as a note; one that cannot be pickled becomes a `TrainingError`."""
     error.add_note("".join(traceback.format_exception(error)))
     try:
-        text = pickle.dumps(error)
-        pickle.loads(text)
+        data = pickle.dumps(error)
+        pickle.loads(data)
     except Exception:
         return pickle.dumps(TrainingError(f"{type(error).__name__}: {error}"))
-    return text
+    return data
 
 
 @contextmanager
-def _others() -> Iterator[None]:
+def _lost_process() -> Iterator[None]:
+    """Turn the failure of a collective operation into a sentence."""
     try:
         yield
     except RuntimeError as error:
@@ -258,7 +267,7 @@ def _no_warnings() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Fabric tells of its start at length."""
+    """Silence the messages of Fabric about its start."""
     logger = logging.getLogger("lightning_fabric")
     before = logger.level
     logger.setLevel(logging.WARNING)
@@ -269,7 +278,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
         return port

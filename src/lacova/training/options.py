@@ -1,4 +1,4 @@
-"""How to train, and what can go wrong."""
+"""Options of training, and the error of training that fails."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 
 class TrainingError(RuntimeError):
-    """Training cannot go on."""
+    """Training cannot continue."""
 
 
-# How long to train unless told otherwise: so many epochs, or more if a small table has fewer steps in them.
-EPOCHS, STEPS = 200, 3000
-PATIENCE, PATIENT_STEPS = 30, 400
-LONG = 20_000  # steps that repay compilation: it takes 75 s, and saves some 4 ms a step on an H200
+# Defaults: this many epochs, or more if a small table has fewer steps than this in them.
+DEFAULT_EPOCHS, MIN_STEPS = 200, 3000
+DEFAULT_PATIENCE, MIN_PATIENCE_STEPS = 30, 400
+STEPS_WORTH_COMPILING = 20_000  # compilation takes 75 s and saves about 4 ms per step on an H200
 
 
 @dataclass(frozen=True)
@@ -20,34 +20,35 @@ class FitOptions:
     """How to train.
 
     Args:
-        max_epochs: passes over the training rows; None for 200, or more where they would be fewer than 3,000 steps.
-        batch_size: rows per step, or patients per step where there is an instance column.
-        learning_rate: of Adam for the networks.
-        fast_learning_rate: of Adam for kernel parameters, inducing inputs and noise variances, on the log scale.
-        natural_rate: step of the natural gradient of q(v), between 0 and 1.
-        patience: epochs without improvement on the validation rows before training stops; None for 30, or more where
-            they would be fewer than 400 steps.
-        latent_weight: the latent KL counts so many times at first and falls, geometrically, to once. This makes a
-            decoder that sees x learn what x explains before z can take its place; `CVAE` therefore starts at 100.
-        latent_epochs: epochs until it counts once; None for a third of `max_epochs`.
-        masked_loss: weight of the term that hides observed covariates from q(x_u | ·) and asks for them; 0 leaves it out.
-            Models whose q sees y have 1.
-        encoder_dropout: in every step, each row hides a share of its observed measurements from the encoder, anything
-            between none and this, but never all it has; the bound asks for all of them. The encoder learns to cope with
-            gaps that training rows lack. See docs/models.md for when that helps.
-        prior_every: after so many epochs each time, the covariate prior takes a step towards the training covariates as
-            q completes them; None leaves it as it was fitted to the observed entries.
-        samples: draws of continuous x_u and of z per row and step.
-        importance: K draws of x_u and z per row that are weighted against each other: the importance-weighted bound,
-            which rises with K towards log p(y_o | x_o). 1 is the evidence lower bound; `MIWAE` has 20. See
-            docs/models.md.
-        cap: largest joint table of missing categories that is summed exactly; None for 64 states of a row, or 4 of a
-            patient where the prior couples its rows. What does not fit is sampled.
-        buffer_rows: rows that are held and shuffled at a time when training from Parquet; see docs/scaling.md.
-        seed: of every random number; the same seed gives the same model on the same CPU.
-        capture: record training steps as a CUDA graph and replay it; None does so on a GPU.
-        compile: let torch compile the loss, on a GPU; it takes a minute or more. None does so where steps are captured
-            and there are at least 20,000 of them to come.
+        max_epochs: most passes over the training rows; None for 200, or more if these have fewer than 3,000 steps.
+        batch_size: rows per step, or patients per step if the schema has an instance column.
+        learning_rate: learning rate of Adam for the networks.
+        fast_learning_rate: learning rate of Adam for kernel parameters, inducing inputs and noise variances, which are
+            on the log scale.
+        natural_rate: step size of the natural gradient of q(v), above 0 and at most 1.
+        patience: epochs without improvement on the validation rows before training stops; None for 30, or more if
+            these have fewer than 400 steps.
+        latent_weight: initial weight of the latent KL, which falls geometrically to 1. With a large weight, a decoder
+            with input x first learns what x explains, before z can replace it; `CVAE` therefore starts at 100.
+        latent_epochs: epochs until the weight of the latent KL is 1; None for a third of `max_epochs`.
+        masked_loss: weight of the masked-covariate loss. It masks some observed covariates and adds their log
+            probability under q(x_u | ·) to the objective. 0 leaves it out; models whose q depends on y use 1.
+        encoder_dropout: largest share of a row's observed measurements that is hidden from the encoder. In every step,
+            each row draws its share between 0 and this number, and keeps at least one measurement; the bound is still
+            that of all of them. The encoder learns to cope with gaps that the training rows lack. docs/models.md shows
+            when that helps.
+        prior_every: number of epochs from one update of the covariate prior to the next. An update is a step towards
+            the training covariates as q completes them. None leaves the prior as it was fitted to the observed entries.
+        samples: draws of continuous x_u and of z per row and step, which are averaged.
+        importance: K, draws of x_u and z per row and step, which are weighted: the importance-weighted bound, which
+            rises with K towards log p(y_o | x_o). 1 is the evidence lower bound; `MIWAE` has 20. See docs/models.md.
+        cap: largest joint table of missing categories that is summed exactly; larger ones are sampled. None for 64
+            states of a row, or 4 of a patient if the prior couples its rows.
+        buffer_rows: rows to hold in memory and shuffle at a time when training from Parquet; see docs/scaling.md.
+        seed: seed of all random numbers; the same seed gives the same model on the same CPU.
+        capture: record a training step as a CUDA graph and replay it; None does so on a GPU.
+        compile: compile the loss with torch on a GPU, which takes a minute or more. None does so if steps are captured
+            and training may take at least 20,000 of them.
         progress: show a progress bar on stderr; None shows it in a terminal only.
     """
 
@@ -96,38 +97,38 @@ class FitOptions:
             raise ValueError(f"natural_rate must lie in (0, 1], got {self.natural_rate!r}.")
 
     def resolved(self, units: int) -> FitOptions:
-        """Return the options with epochs and patience that suit so many rows or patients, where they were left open."""
+        """Return the options with `max_epochs` and `patience` set: where they are None, by the number of units."""
         steps = -(-units // min(units, self.batch_size))
-        epochs = max(EPOCHS, -(-STEPS // steps)) if self.max_epochs is None else self.max_epochs
-        patience = max(PATIENCE, -(-PATIENT_STEPS // steps)) if self.patience is None else self.patience
+        epochs = max(DEFAULT_EPOCHS, -(-MIN_STEPS // steps)) if self.max_epochs is None else self.max_epochs
+        patience = max(DEFAULT_PATIENCE, -(-MIN_PATIENCE_STEPS // steps)) if self.patience is None else self.patience
         return replace(self, max_epochs=epochs, patience=patience)
 
     @property
     def draws(self) -> int:
-        """Of x_u and z per row and step, whether averaged or weighted."""
+        """Draws of x_u and z per row and step, whether averaged or weighted."""
         return max(self.samples, self.importance)
 
     @property
     def epochs(self) -> int:
-        """Most passes over the rows, once that is settled."""
-        return EPOCHS if self.max_epochs is None else self.max_epochs
+        """Most passes over the rows, of resolved options."""
+        return DEFAULT_EPOCHS if self.max_epochs is None else self.max_epochs
 
     @property
     def patience_epochs(self) -> int:
-        """Epochs without improvement before training stops, once that is settled."""
-        return PATIENCE if self.patience is None else self.patience
+        """Epochs without improvement before training stops, of resolved options."""
+        return DEFAULT_PATIENCE if self.patience is None else self.patience
 
     def latent_weight_at(self, epoch: int) -> float:
-        """How often the latent KL counts in an epoch, numbered from 0."""
+        """Return the weight of the latent KL in an epoch, numbered from 0."""
         return float(self.latent_weight ** max(0.0, 1.0 - epoch / max(1, self.warm_up)))
 
     def worth_compiling(self, steps: int) -> bool:
-        """Whether so many steps per epoch repay the time that compilation takes."""
-        return self.epochs * steps >= LONG if self.compile is None else self.compile
+        """Return whether training with `steps` steps per epoch repays the time that compilation takes."""
+        return self.epochs * steps >= STEPS_WORTH_COMPILING if self.compile is None else self.compile
 
     @property
     def warm_up(self) -> int:
-        """Epochs until the latent KL counts once."""
+        """Epochs until the weight of the latent KL is 1."""
         if self.latent_weight == 1.0:
             return 0
         return max(1, self.epochs // 3) if self.latent_epochs is None else self.latent_epochs

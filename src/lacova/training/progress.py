@@ -11,43 +11,49 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+# The terms that the bar shows, and what it calls them.
+SHORT_NAMES = {
+    "validation": "val", "elbo": "elbo", "reconstruction": "rec", "kl_latent": "kl_z", "kl_covariates": "kl_x"
+}  # fmt: skip
+
 
 class Bar(Protocol):
-    def show(self, epoch: int, record: Mapping[str, float]) -> None: ...
+    """A progress bar with a note beside it."""
 
-    def say(self, done: int, note: str) -> None: ...
+    def show(self, epoch: int, record: Mapping[str, float]) -> None:
+        """Show that so many epochs are done, and the terms of the last one."""
+
+    def advance_to(self, done: int, note: str) -> None:
+        """Show that so many things are done, and a note."""
 
 
 class _RichBar(Progress):
-    def start_task_for(self, epochs: int) -> None:
-        self._job = self.add_task("training", total=epochs, note="")
+    def start_training(self, total: int) -> None:
+        self._training = self.add_task("training", total=total, note="")
 
     def show(self, epoch: int, record: Mapping[str, float]) -> None:
-        shown = {
-            "validation": "val",
-            "elbo": "elbo",
-            "reconstruction": "rec",
-            "kl_latent": "kl_z",
-            "kl_covariates": "kl_x",
-        }
-        note = "  ".join(f"{short} {record[name]:.4g}" for name, short in shown.items() if name in record)
-        self.say(epoch, note)
+        note = "  ".join(f"{short} {record[name]:.4g}" for name, short in SHORT_NAMES.items() if name in record)
+        self.advance_to(epoch, note)
 
-    def say(self, done: int, note: str) -> None:
-        self.update(self._job, completed=done, note=note)
+    def advance_to(self, done: int, note: str) -> None:
+        self.update(self._training, completed=done, note=note)
 
 
-def progress(epochs: int, wanted: bool | None) -> AbstractContextManager[Bar | None]:
-    """A bar over epochs, or over so many other things; None shows it in a terminal only."""
-    wanted = sys.stderr.isatty() if wanted is None else wanted
-    if not wanted:
+def progress(total: int, show: bool | None) -> AbstractContextManager[Bar | None]:
+    """Return a progress bar over `total` epochs or other things.
+
+    Args:
+        total: how many there are.
+        show: whether to show it; None shows it in a terminal only.
+    """
+    if not (sys.stderr.isatty() if show is None else show):
         return nullcontext()
     bar = _RichBar(
-        MofNCompleteColumn(table_column=Column(min_width=2 * len(str(epochs)) + 1, no_wrap=True)),
+        MofNCompleteColumn(table_column=Column(min_width=2 * len(str(total)) + 1, no_wrap=True)),
         BarColumn(bar_width=12, table_column=Column(min_width=12, no_wrap=True)),
         TimeRemainingColumn(compact=True, table_column=Column(min_width=5, no_wrap=True)),
         TextColumn("{task.fields[note]}", table_column=Column(overflow="ellipsis", no_wrap=True)),
         console=Console(file=sys.stderr),
     )
-    bar.start_task_for(epochs)
+    bar.start_training(total)
     return bar

@@ -1,7 +1,9 @@
 import ast
 import importlib
+import re
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import pandas as pd
@@ -78,6 +80,7 @@ def test_import_is_quiet_light_and_without_side_effects():
 
 LIGHT = """
 import sys
+import traceback
 import lacova.datasets.sdtm  # what `study` calls
 from lacova.cli import main
 for command in sys.argv[1:]:
@@ -114,3 +117,25 @@ def test_names_come_from_where_they_live_when_asked_for():
     assert lacova.CVAE is importlib.import_module("lacova.models.cvae").CVAE
     with pytest.raises(AttributeError, match="no attribute 'CVEA'"):
         lacova.CVEA  # noqa: B018
+
+
+def test_the_page_states_the_true_frames_from_fit_to_the_bound(monkeypatch):
+    from lacova.priors.gp import prior
+
+    stacks = []
+    row_bound = prior.row_bound
+
+    def recorded(*arguments):
+        stacks.append(traceback.extract_stack()[:-1])
+        return row_bound(*arguments)
+
+    monkeypatch.setattr(prior, "row_bound", recorded)
+    table = pd.DataFrame({"age": range(9), "hb": range(9)})
+    schema = lacova.Schema(["hb"], {"age": "continuous"})
+    lacova.GPPriorVAE(schema, latent_dim=1, inducing=3).fit(table, max_epochs=1, device="cpu")
+    frames = [(Path(f.filename), f.name) for f in stacks[0] if ROOT in Path(f.filename).parents]
+    frames = [(path.relative_to(ROOT).as_posix(), name) for path, name in frames]
+    page = (ROOT.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^([\w/]+\.py) +(\w+)$", page, flags=re.M)
+    assert [*frames, ("priors/gp/bounds.py", "row_bound")] == listed
+    assert len(listed) <= 8

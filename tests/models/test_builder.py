@@ -1,0 +1,118 @@
+"""Networks started from training rows: the covariate prior, stated or learnt."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from lacova import CVAE
+from lacova.models.builder import build, build_blank
+from tests.models.cases import every_model, numbered_visits, small_cvae
+from tests.tables import VISITS
+
+STATED = {"age": (170, 10), "sex": {"f": 0.1, "m": 0.9}}
+
+
+def unknown_patient(frame):
+    """Return a visit of a new patient, without any value."""
+    return frame[:1].assign(id="new", day=np.nan, age=np.nan, sex=None, alt=np.nan, ast=np.nan)
+
+
+@every_model
+def test_a_stated_prior_is_in_own_units(make):
+    model = make(VISITS, covariates="factorised", covariate_prior=STATED).fit(numbered_visits(), max_epochs=2)
+    shift, scale = model._encoder.x_shift[0], model._encoder.x_scale[0]
+    prior = model._vae.covariate_prior
+    assert prior.mean[0].item() * scale + shift == pytest.approx(170, rel=1e-5)
+    assert math.sqrt(prior.var[0].item()) * scale == pytest.approx(10, rel=1e-5)
+    assert prior.log_prob[1].exp().tolist() == pytest.approx([0.1, 0.9], rel=1e-5)
+
+
+@every_model
+def test_a_stated_prior_fills_a_row_without_values(make):
+    model = make(VISITS, covariates="factorised", covariate_prior=STATED).fit(numbered_visits(), max_epochs=2)
+    done = model.impute(pd.concat([numbered_visits(), unknown_patient(numbered_visits())]), interval=0.9)[-1:]
+    assert done["age"].item() == pytest.approx(170, rel=1e-5)
+    assert done["sex"].item() == "m"
+    # Quantiles of 400 draws, standard error about 1.06.
+    assert done["age_lower"].item() == pytest.approx(170 - 16.45, abs=4)
+    assert done["age_upper"].item() == pytest.approx(170 + 16.45, abs=4)
+
+
+@every_model
+def test_otherwise_the_observed_moments_fill_such_a_row(make):
+    frame = numbered_visits()
+    model = make(VISITS, covariates="factorised").fit(frame, max_epochs=2)
+    done = model.impute(unknown_patient(frame))
+    # Of the visits once static values are filled in: each patient counts once.
+    assert done["age"].item() == pytest.approx(frame.groupby("id")["age"].first().mean(), rel=1e-5)
+    assert done["day"].item() == pytest.approx(frame["day"].mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ({"height": (170, 10)}, "covariate_prior names 'height', which is not a covariate (age, sex, day)."),
+        ({"alt": (30, 10)}, "covariate_prior names 'alt', which is not a covariate (age, sex, day)."),
+        ({"age": 50}, "covariate_prior['age'] is 50; a continuous covariate needs (mean, sd)."),
+        ({"age": (50, 1, 2)}, "covariate_prior['age'] is (50, 1, 2); a continuous covariate needs (mean, sd)."),
+        ({"age": {"f": 1.0}}, "covariate_prior['age'] is {'f': 1.0}; a continuous covariate needs (mean, sd)."),
+        ({"age": (50, 0)}, "covariate_prior['age'] is (50, 0); mean and sd must be finite numbers, and sd positive."),
+        (
+            {"age": (50, -2)},
+            "covariate_prior['age'] is (50, -2); mean and sd must be finite numbers, and sd positive.",
+        ),
+        (
+            {"sex": (0.5, 0.5)},
+            "covariate_prior['sex'] is (0.5, 0.5); a categorical covariate needs a probability for each of ['f', 'm'].",
+        ),
+        (
+            {"sex": {"f": 1.0}},
+            "covariate_prior['sex'] is {'f': 1.0}; a categorical covariate needs a probability for each of ['f', 'm'].",
+        ),
+        (
+            {"sex": {"f": 0.4, "m": 0.5}},
+            "covariate_prior['sex'] must hold positive probabilities that sum to 1, got {'f': 0.4, 'm': 0.5}.",
+        ),
+        (
+            {"sex": {"f": 1.0, "m": 0.0}},
+            "covariate_prior['sex'] must hold positive probabilities that sum to 1, got {'f': 1.0, 'm': 0.0}.",
+        ),
+    ],
+)
+def test_a_bad_stated_prior_is_refused(stated, message):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        CVAE(VISITS, covariates="factorised", covariate_prior=stated).fit(numbered_visits())
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("value", [(float("nan"), 1.0), (0.0, float("inf")), ("tall", 1.0)])
+def test_a_stated_prior_that_is_no_number_is_refused_by_name(value):
+    with pytest.raises(ValueError, match=r"covariate_prior\['age'\]"):
+        small_cvae(VISITS, covariates="paper", covariate_prior={"age": value}).fit(numbered_visits())
+
+
+@every_model
+def test_the_covariate_prior_is_updated_only_on_request(make):
+    train, validation = numbered_visits(0, gaps=0.2), numbered_visits(1, gaps=0.2)
+    for every in (None, 2):
+        model = make(VISITS).fit(train, validation, max_epochs=5, prior_every=every)
+        assert np.isfinite(model.training.to_numpy()).all()
+        model = make(VISITS).fit(train, max_epochs=5, prior_every=every)  # no early epoch is restored
+        fresh = build(make(VISITS), model._encoder, model._encoder.encode(train), 0).covariate_prior.state_dict()
+        final = model._vae.covariate_prior.state_dict()
+        assert all(torch.equal(value, fresh[name]) for name, value in final.items()) == (every is None)
+    with pytest.raises(ValueError, match="prior_every must be a whole number"):
+        make(VISITS).fit(train, prior_every=0)
+
+
+@every_model
+def test_blank_networks_have_the_parts_and_shapes_of_built_ones(make):
+    model = make(VISITS).fit(numbered_visits(), max_epochs=1)
+    vae = model._vae
+    sizes = {"mixture": 0, "inducing": 0, **vae.covariate_prior.sizes(), **vae.prior.sizes()}
+    blank = build_blank(make(VISITS), model._encoder, sizes)
+    shapes = [{name: value.shape for name, value in one.state_dict().items()} for one in (vae, blank)]
+    assert shapes[0] == shapes[1]

@@ -1,0 +1,63 @@
+"""Options of training: defaults by the number of units, weights by epoch, and what is refused."""
+
+import pytest
+
+from lacova import CVAE, FitOptions
+from tests.tables import VISITS, visits
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("max_epochs", 0, "max_epochs must be a whole number of at least 1, got 0."),
+        ("batch_size", -5, "batch_size must be a whole number of at least 1, got -5."),
+        ("patience", True, "patience must be a whole number of at least 1, got True."),
+        ("samples", 1.5, "samples must be a whole number of at least 1, got 1.5."),
+        ("cap", 0, "cap must be a whole number of at least 1, got 0."),
+        ("learning_rate", 0.0, "learning_rate must be positive, got 0.0."),
+        ("learning_rate", float("nan"), "learning_rate must be positive, got nan."),
+        ("fast_learning_rate", -1e-3, "fast_learning_rate must be positive, got -0.001."),
+        ("natural_rate", 0.0, "natural_rate must lie in (0, 1], got 0.0."),
+        ("natural_rate", 1.5, "natural_rate must lie in (0, 1], got 1.5."),
+    ],
+)
+def test_bad_fit_option_is_refused(option, value, message):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        CVAE(VISITS).fit(visits(), **{option: value})
+    assert str(caught.value) == message
+
+
+def test_latent_weight_falls_geometrically_to_one_and_delays_patience():
+    options = FitOptions(max_epochs=90, latent_weight=100.0)
+    assert [round(options.latent_weight_at(k), 6) for k in (0, 15, 30, 60)] == [100.0, 10.0, 1.0, 1.0]
+    assert options.warm_up == 30
+    assert FitOptions(max_epochs=90).warm_up == 0
+    assert FitOptions(latent_weight=7.0, latent_epochs=2).latent_weight_at(1) == pytest.approx(7.0**0.5)
+
+
+@pytest.mark.parametrize("importance", [0, 1.5, True])
+def test_a_bad_number_of_weighted_draws_is_refused(importance):
+    with pytest.raises(ValueError, match="importance must be a whole number of at least 1"):
+        FitOptions(importance=importance)
+
+
+def test_draws_are_averaged_or_weighted_not_both():
+    with pytest.raises(ValueError, match="samples=2 averages draws, importance=3 weighs them"):
+        FitOptions(samples=2, importance=3)
+    assert (FitOptions(samples=2).draws, FitOptions(importance=3).draws) == (2, 3)
+
+
+def test_small_tables_get_more_epochs_and_patience_unless_these_are_given():
+    resolved = FitOptions(batch_size=100).resolved(units=10_000)
+    assert (resolved.epochs, resolved.patience_epochs) == (200, 30)
+    resolved = FitOptions(batch_size=100).resolved(units=250)
+    assert (resolved.epochs, resolved.patience_epochs) == (1000, 134)  # 3,000 and 400 steps of 3 an epoch
+    resolved = FitOptions(max_epochs=7, patience=2).resolved(units=250)
+    assert (resolved.epochs, resolved.patience_epochs) == (7, 2)
+
+
+def test_long_training_is_worth_compiling_unless_the_option_decides():
+    assert FitOptions(max_epochs=200).worth_compiling(100)
+    assert not FitOptions(max_epochs=200).worth_compiling(99)
+    assert FitOptions(max_epochs=1, compile=True).worth_compiling(1)
+    assert not FitOptions(max_epochs=200, compile=False).worth_compiling(1000)

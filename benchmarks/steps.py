@@ -32,7 +32,7 @@ from torch import Tensor
 
 import lacova
 from lacova.covariates.masked_loss import masking_rate
-from lacova.data.encoder import TableEncoder
+from lacova.data.table_encoder import TableEncoder
 from lacova.datasets import mask_at_random, rotated_digits
 from lacova.models.builder import build
 from lacova.training.accelerate import COMPILE

@@ -20,7 +20,7 @@ from torch import Tensor
 from lacova.covariates.masked_loss import mask_more, masking_rate
 from lacova.covariates.mixture import Conditional
 from lacova.covariates.prior import JointPrior
-from lacova.data.encoder import TableEncoder
+from lacova.data.table_encoder import TableEncoder
 from lacova.nn.networks import mlp
 from reproduction.config import read
 from reproduction.data import Sources, study

@@ -15,8 +15,8 @@ from lacova.covariates.prior import CovariatePrior
 from lacova.data.batches import Batch
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import ConditionalPrior, FactorisedDistribution
-from lacova.data.encoder import TableEncoder
 from lacova.data.table import Table
+from lacova.data.table_encoder import TableEncoder
 from lacova.datasets import true_covariates
 from lacova.datasets.digits import covariate_moments
 from lacova.datasets.trial import COVARIATES

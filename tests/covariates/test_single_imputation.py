@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from lacova import DataError, Schema
 from lacova.covariates.single_imputation import FILLS, Fill
-from lacova.data.encoder import TableEncoder
+from lacova.data.table_encoder import TableEncoder
 
 SCHEMA = Schema(["y"], {"dose": "continuous", "arm": "categorical", "age": "continuous", "sex": "categorical"})
 RULES = [kind for kind in FILLS if kind != "oracle"]

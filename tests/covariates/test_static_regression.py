@@ -16,9 +16,9 @@ from lacova.covariates.longitudinal import LongitudinalPrior
 from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.static_regression import StaticRegression, regress_category, regress_number
 from lacova.data.batches import Batches
-from lacova.data.encoder import TableEncoder
 from lacova.data.masks import mask_at_random
 from lacova.data.measurement_space import NO_LIMITS, MeasurementSpace
+from lacova.data.table_encoder import TableEncoder
 from tests.covariates import cases
 
 SPACE = cases.SPACE

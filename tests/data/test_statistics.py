@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 
 from lacova import Schema
-from lacova.data.encoder import TableEncoder
 from lacova.data.statistics import ColumnLevels, ColumnMoments, ColumnStatistics
+from lacova.data.table_encoder import TableEncoder
 
 SCHEMA = Schema(["a", "b"], {"x": "continuous", "c": "categorical", "d": "categorical"})
 

@@ -6,8 +6,8 @@ import pytest
 
 import lacova.data.survey
 from lacova import DataError, Schema
-from lacova.data.encoder import TableEncoder
 from lacova.data.survey import MAX_LEVELS, survey
+from lacova.data.table_encoder import TableEncoder
 from tests.data.cases import opened
 from tests.tables import RAGGED, ragged_visits
 

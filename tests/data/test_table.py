@@ -1,6 +1,6 @@
 import torch
 
-from lacova.data.encoder import TableEncoder
+from lacova.data.table_encoder import TableEncoder
 from tests.tables import VISITS, five_visits
 
 

@@ -31,7 +31,7 @@ PATIENT = torch.tensor([0, 0, 0, 1, 2, 2, 2, 2])
 
 
 def batch():
-    """Return patients with 3, 1 and 4 visits; the first lacks the arm, the last the age, and visits some of the rest."""
+    """Return patients with 3, 1 and 4 visits; the first lacks the arm, the last the age, visits some of the rest."""
     g = torch.Generator().manual_seed(0)
     y = torch.randn(8, 2, generator=g, dtype=torch.double)
     mask = torch.rand(8, 2, generator=g) < 0.7
@@ -348,7 +348,7 @@ DOSED = lacova.Schema(
 
 
 def dosed(count, seed=0):
-    """Return visits of patients whose weight depends on their mean dose, with coefficient 2, not on the visit's dose."""
+    """Return visits of patients whose weight rises by 2 per unit of their mean dose, not with the visit's dose."""
     rng = np.random.default_rng(seed)
     table = patients(count, seed=seed, missing=0.0).drop(columns="age")
     own = rng.normal(0, 1, count)[table["id"]]

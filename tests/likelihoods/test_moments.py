@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import lacova
-from lacova.data.encoder import TableEncoder
 from lacova.data.statistics import ColumnStatistics
+from lacova.data.table_encoder import TableEncoder
 from lacova.likelihoods.likelihood import Likelihood
 from lacova.likelihoods.moments import Moments
 

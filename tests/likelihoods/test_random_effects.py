@@ -7,7 +7,7 @@ import torch
 
 import lacova
 from lacova.data.batches import Batch, Batches, variance_parts
-from lacova.data.encoder import TableEncoder
+from lacova.data.table_encoder import TableEncoder
 from lacova.inference.objective import elbo
 from lacova.likelihoods.likelihood import Likelihood
 from lacova.likelihoods.random_effects import DriftingIntercepts, RandomIntercepts

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.models import literature
+from tests.models import literature, saved_models
 from tests.models.cases import MODELS, numbered_visits
 from tests.tables import VISITS
 
@@ -16,3 +16,15 @@ def fitted(request):
 def literature_models():
     """Return the fitted models of the literature by name."""
     return {name: literature.fit(name) for name in literature.MODELS}
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory):
+    """Return every case of `saved_models`, fitted and saved."""
+    return saved_models.save_all(tmp_path_factory.mktemp("saved"))
+
+
+@pytest.fixture(scope="session")
+def small(saved):
+    """Return the bytes of four small files of different kinds."""
+    return {name: saved[name].path.read_bytes() for name in ("gp", "paper", "knn", "kinds")}

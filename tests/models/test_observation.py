@@ -7,15 +7,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from lacova.likelihoods.mixed import MixedLikelihood
 from scipy import stats
 
 import lacova
 from lacova import CVAE, DataError, Dense, GPPriorVAE, Schema
 from lacova.data.batches import Batches
-from lacova.data.encoder import TableEncoder
 from lacova.data.scaling import Knots, knots_as_table, knots_of_table
+from lacova.data.table_encoder import TableEncoder
 from lacova.inference.objective import elbo
-from lacova.likelihoods.mixed import MixedLikelihood
 from lacova.likelihoods.random_effects import RandomIntercepts
 
 KINDS = {

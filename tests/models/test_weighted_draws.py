@@ -7,9 +7,9 @@ import pandas as pd
 import torch
 
 import lacova
-from lacova.data.encoder import TableEncoder
 from lacova.data.schema import Schema
 from lacova.data.table import Table
+from lacova.data.table_encoder import TableEncoder
 from lacova.inference.draws import Draws
 from lacova.inference.impute import weighted_covariates, weighted_draws
 from lacova.inference.metrics import weighted_quantile

@@ -12,7 +12,7 @@ import torch
 
 import lacova
 from lacova.covariates.masked_loss import masking_rate
-from lacova.data.encoder import TableEncoder
+from lacova.data.table_encoder import TableEncoder
 from lacova.inference.objective import bound
 from lacova.models.builder import build
 from lacova.training import cuda_graph

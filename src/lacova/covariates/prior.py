@@ -21,8 +21,8 @@ from lacova.covariates.scenarios import Scenarios
 from lacova.data.batches import Batch
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import ConditionalPrior, FactorisedDistribution
-from lacova.data.encoder import TableEncoder
 from lacova.data.table import Table
+from lacova.data.table_encoder import TableEncoder
 
 # Lower bound on a column's variance, for constant columns.
 MIN_VARIANCE = 1e-6

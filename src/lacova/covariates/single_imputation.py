@@ -12,10 +12,10 @@ from torch import Tensor
 
 from lacova.covariates.prior import FactorisedPrior
 from lacova.data.covariate_space import CovariateSpace
-from lacova.data.encoder import TableEncoder
 from lacova.data.errors import DataError
 from lacova.data.scaling import Floats
 from lacova.data.table import Table
+from lacova.data.table_encoder import TableEncoder
 
 FILLS = ("mean", "knn", "iterative", "zero", "oracle")
 FITTED_FILLS = ("knn", "iterative")  # those that fit an imputer of scikit-learn

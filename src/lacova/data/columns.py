@@ -11,9 +11,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from lacova.data.errors import DataError, hint, listed
+from lacova.data.kinds import values_of
 from lacova.data.scaling import Floats
 from lacova.data.schema import Schema
-from lacova.data.kinds import values_of
 
 
 def require_names(present: Sequence[str], columns: Sequence[str]) -> None:

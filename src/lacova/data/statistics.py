@@ -13,9 +13,9 @@ import pandas as pd
 
 from lacova.data.columns import checked_numbers, measurement_values, require_columns
 from lacova.data.errors import DataError, listed
+from lacova.data.kinds import values_of
 from lacova.data.scaling import Floats, Knots, Scales
 from lacova.data.schema import Schema
-from lacova.data.kinds import values_of
 
 Scaling = Literal["standard", "minmax", "none", "normal"]
 NORMAL = ("gaussian", "student")  # kinds of measurements that get normal scores with scaling="normal"

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from lacova.data.batches import Batch
-from lacova.data.encoder import TableEncoder
 from lacova.data.io.dataframes import Frame
 from lacova.data.labels import among
 from lacova.data.table import Table
+from lacova.data.table_encoder import TableEncoder
 from lacova.inference.draws import chunks
 from lacova.inference.long_form import gather, long_form, summary
 from lacova.inference.unmeasured import history_of

@@ -10,10 +10,10 @@ import pandas as pd
 import torch
 
 from lacova.data.columns import numbers
-from lacova.data.encoder import TableEncoder
 from lacova.data.errors import DataError
 from lacova.data.schema import Schema
 from lacova.data.table import Table
+from lacova.data.table_encoder import TableEncoder
 from lacova.inference.long_form import long_form
 
 

@@ -11,10 +11,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from lacova.data.encoder import TableEncoder
 from lacova.data.kinds import values_of
 from lacova.data.scaling import Floats
 from lacova.data.table import Table
+from lacova.data.table_encoder import TableEncoder
 from lacova.inference.draws import Draws
 from lacova.inference.metrics import covered, crps, gaussian_nll
 from lacova.inference.predict import predictive_draws

@@ -10,9 +10,9 @@ import pandas as pd
 import torch
 
 from lacova.data.columns import level_from_text
-from lacova.data.encoder import TableEncoder
 from lacova.data.errors import DataError, hint, listed
 from lacova.data.io.dataframes import Frame
+from lacova.data.table_encoder import TableEncoder
 from lacova.inference.draws import Draws
 from lacova.inference.long_form import gather, long_form, summary
 from lacova.likelihoods.moments import Moments

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from lacova.data.columns import within_bounds
-from lacova.data.encoder import TableEncoder
 from lacova.data.kinds import values_of
 from lacova.data.scaling import Floats
+from lacova.data.table_encoder import TableEncoder
 from lacova.likelihoods.likelihood import Likelihood
 
 # Gauss–Hermite quadrature for normal scores; kinks cost some 1% of a standard deviation.

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from lacova.covariates.prior import CovariatePrior
 from lacova.covariates.single_imputation import Fill
-from lacova.data.encoder import TableEncoder
 from lacova.data.io.archive import StorageError, write
 from lacova.data.labels import Fingerprints
 from lacova.data.registry import configured, factory, name_of
 from lacova.data.schema import Schema
 from lacova.data.statistics import Scaling, check_scaling
 from lacova.data.table import Table
+from lacova.data.table_encoder import TableEncoder
 from lacova.inference.vae import ConditionalVAE
 from lacova.likelihoods.base import NOISE_FLOOR
 from lacova.likelihoods.missingness import Missingness

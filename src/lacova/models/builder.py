@@ -16,9 +16,9 @@ from lacova.covariates.prior import CovariatePrior, FactorisedPrior, JointPrior
 from lacova.covariates.single_imputation import FILLS
 from lacova.covariates.static_regression import StaticRegression
 from lacova.data.batches import Batches, variance_parts
-from lacova.data.encoder import TableEncoder
 from lacova.data.schema import Schema
 from lacova.data.table import Table
+from lacova.data.table_encoder import TableEncoder
 from lacova.inference.vae import ConditionalVAE
 from lacova.likelihoods.fixed_effects import FixedEffects
 from lacova.likelihoods.likelihood import Likelihood

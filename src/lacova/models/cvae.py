@@ -8,9 +8,9 @@ from typing import Any, Literal, cast
 
 from torch import Tensor
 
-from lacova.data.encoder import TableEncoder
 from lacova.data.registry import configured, factory, lookup, register
 from lacova.data.schema import Schema
+from lacova.data.table_encoder import TableEncoder
 from lacova.models.base import Model
 from lacova.models.requirements import require_covariates
 from lacova.priors import normal as normal  # registers "normal" and "conditional"

@@ -12,13 +12,13 @@ import torch
 
 from lacova.covariates.masked_loss import masking_rate
 from lacova.covariates.single_imputation import FILLS, Fill
-from lacova.data.encoder import TableEncoder
 from lacova.data.io.dataframes import to_pandas
 from lacova.data.io.parquet import Layout, Source, is_stream, open_source
 from lacova.data.labels import Fingerprints
 from lacova.data.statistics import ColumnStatistics
 from lacova.data.survey import Survey, lay_out, survey
 from lacova.data.table import Table
+from lacova.data.table_encoder import TableEncoder
 from lacova.inference.vae import ConditionalVAE
 from lacova.models.builder import build
 from lacova.models.settings import Storable, identity

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from lacova.data.encoder import TableEncoder
 from lacova.data.io.dataframes import Frame, to_pandas
 from lacova.data.registry import register, registered
 from lacova.data.schema import Schema
+from lacova.data.table_encoder import TableEncoder
 from lacova.inference.effects import Effects, measure
 from lacova.models.base import Model
 from lacova.models.checks import check_interval, in_memory, whole_number

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from lacova.data.encoder import TableEncoder
 from lacova.data.registry import register
 from lacova.data.schema import Schema
+from lacova.data.table_encoder import TableEncoder
 from lacova.models.checks import whole_number
 from lacova.models.vae import VAE
 from lacova.nn.networks import Conv, Networks

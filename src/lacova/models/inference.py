@@ -15,13 +15,13 @@ from torch import Tensor
 
 from lacova.covariates.single_imputation import Fill
 from lacova.data.batches import Batches
-from lacova.data.encoder import TableEncoder
 from lacova.data.errors import DataError, about
 from lacova.data.io.dataframes import Frame, to_pandas
 from lacova.data.io.parquet import is_stream
 from lacova.data.labels import Fingerprints
 from lacova.data.schema import Schema
 from lacova.data.table import Table
+from lacova.data.table_encoder import TableEncoder
 from lacova.inference.draws import Draws, chunks
 from lacova.inference.filtering import beside_observed, only_earlier_values, visit_numbers
 from lacova.inference.impute import imputation_draws, weighted_draws

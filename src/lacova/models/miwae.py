@@ -7,10 +7,10 @@ from typing import Any, get_args
 import pandas as pd
 import torch
 
-from lacova.data.encoder import TableEncoder
 from lacova.data.registry import register
 from lacova.data.schema import Schema
 from lacova.data.table import Table
+from lacova.data.table_encoder import TableEncoder
 from lacova.likelihoods.missingness import Mechanism, Missingness
 from lacova.models.vae import VAE
 

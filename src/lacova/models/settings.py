@@ -14,11 +14,11 @@ import pandas as pd
 
 from lacova import __version__
 from lacova.covariates.single_imputation import Fill
-from lacova.data.encoder import TableEncoder
 from lacova.data.io.archive import StorageError, digest, pack, unpack, written_by
 from lacova.data.labels import Fingerprints
 from lacova.data.registry import PARTS, configured, factory, lookup, name_of, registered
 from lacova.data.schema import Schema
+from lacova.data.table_encoder import TableEncoder
 from lacova.inference.vae import ConditionalVAE
 from lacova.models.builder import Blueprint
 from lacova.nn.networks import Networks

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from lacova.covariates.prior import FactorisedPrior
 from lacova.covariates.single_imputation import FILLS, FITTED_FILLS, Fill, feature_width
-from lacova.data.encoder import TableEncoder
 from lacova.data.io.archive import StorageError, pack, unpack
 from lacova.data.labels import Fingerprints
 from lacova.data.registry import name_of
 from lacova.data.scaling import Scales, knots_as_table, knots_of_table
 from lacova.data.schema import Schema
 from lacova.data.statistics import NORMAL
+from lacova.data.table_encoder import TableEncoder
 from lacova.inference.vae import ConditionalVAE
 from lacova.models.builder import build_blank
 from lacova.models.settings import (

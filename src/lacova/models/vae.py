@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from lacova.data.encoder import TableEncoder
 from lacova.data.registry import register
 from lacova.data.schema import Schema
+from lacova.data.table_encoder import TableEncoder
 from lacova.models.base import Model
 from lacova.models.requirements import measurements_of
 from lacova.priors.base import LatentPrior

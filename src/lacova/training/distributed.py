@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.multiprocessing.spawn import ProcessException, spawn
 
 from lacova.training.interrupt import deferred_interrupt
@@ -129,6 +129,20 @@ class Ranks(Team):
             if failure is None:
                 raise OtherProcessError(f"process {rank} of {self.size} failed: {message}")
         return bool(flagged)
+
+
+def synchronise(team: Team, module: nn.Module, optimiser: torch.optim.Optimizer, state: Any) -> None:
+    """Start every process from the state of the main one: weights, optimiser, and how far training has come."""
+    if team.size == 1:
+        return
+    values = {name: value for name, value in vars(state).items() if name != "sums"}
+    main = team.broadcast((module.state_dict(), optimiser.state_dict(), state.sums, values))
+    weights, moments, sums, values = main
+    module.load_state_dict(weights)
+    optimiser.load_state_dict(moments)
+    state.sums.copy_(sums)
+    for name, value in values.items():
+        setattr(state, name, value)
 
 
 def launch(function: Callable[[Team, torch.device], T], devices: int, nodes: int, device: str) -> T:

@@ -14,6 +14,7 @@ from torch import Tensor
 from lacova.inference.objective import TERMS, elbo, encode
 from lacova.inference.vae import ConditionalVAE
 from lacova.training.checkpoint import Checkpoint, Record, State
+from lacova.training.distributed import synchronise
 from lacova.training.interrupt import Interrupt, deferred_interrupt
 from lacova.training.loader import Loader
 from lacova.training.options import FitOptions, TrainingError
@@ -51,7 +52,7 @@ class Trainer:
         self.state = State(sums=torch.zeros(len(TERMS), dtype=torch.float64, device=train.device))
         if checkpoint is not None:
             checkpoint.begin(vae, self.step.optimiser, self.state, train, validation, options)
-        self._synchronise()
+        synchronise(self.team, vae, self.step.optimiser, self.state)
         train.condition(vae)
         if validation is not None:
             validation.condition(vae)
@@ -146,20 +147,6 @@ class Trainer:
                 encode(vae, batch.gather().batch, generator, options.samples, options.cap)
                 for batch in train.in_order(vae, masked=False)
             )
-
-    def _synchronise(self) -> None:
-        """Start every process from the state of the main one."""
-        vae, optimiser, state = self.vae, self.step.optimiser, self.state
-        if self.team.size == 1:
-            return
-        stored = {name: value for name, value in vars(state).items() if name != "sums"}
-        main = self.team.broadcast((vae.state_dict(), optimiser.state_dict(), state.sums, stored))
-        weights, moments, sums, stored = main
-        vae.load_state_dict(weights)
-        optimiser.load_state_dict(moments)
-        state.sums.copy_(sums)
-        for name, value in stored.items():
-            setattr(state, name, value)
 
     def _interrupted(self) -> str:
         state, path = self.state, None if self.checkpoint is None else self.checkpoint.path

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from lacova import CVAE, DataError, Dense, Schema
-from lacova.data.encoder import TableEncoder
 from lacova.data.io.dataframes import to_pandas
+from lacova.data.table_encoder import TableEncoder
 from tests import tables
 from tests.tables import VISITS
 

@@ -8,8 +8,8 @@ from numbers import Real
 from typing import TYPE_CHECKING, get_args
 
 from lacova.data.errors import SchemaError
-from lacova.data.schema.frozen import FrozenDict
 from lacova.data.kinds import Kind, known_kinds
+from lacova.data.schema.frozen import FrozenDict
 
 if TYPE_CHECKING:
     from lacova.data.schema.roles import Schema

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from lacova.data.errors import DataError, SchemaError, hint
-from lacova.data.schema.column import Column
 from lacova.data.kinds import Kind, Measure, values_of
+from lacova.data.schema.column import Column
 
 
 class Note(NamedTuple):

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 from lacova.data.errors import SchemaError
 from lacova.data.io.dataframes import to_pandas
+from lacova.data.kinds import Kind, values_of
 from lacova.data.schema import toml
 from lacova.data.schema.checks import Bounds, check_schema, checked_pairs
 from lacova.data.schema.frozen import FrozenDict
 from lacova.data.schema.infer import Note, RequestedRoles, propose
-from lacova.data.kinds import Kind, values_of
 from lacova.data.schema.show import share, show
 
 

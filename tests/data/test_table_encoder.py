@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lacova import DataError, Schema
-from lacova.data.encoder import TableEncoder
+from lacova.data.table_encoder import TableEncoder
 from tests.tables import VISITS, five_visits
 
 NAN = float("nan")

@@ -1,0 +1,92 @@
+"""Files of format 1, written by the version before names changed, and their predictions."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import lacova
+from lacova.data.io.archive import read
+from lacova.models.migration import migrated
+from tests import golden
+
+FOLDER = Path(__file__).parent / "format1"
+CASES = {"cvae-mixed": "cvae mixed", "gp-visits": "gp visits", "gpvae": "gpvae", "notmiwae": "notmiwae"}
+every_file = pytest.mark.parametrize("name", CASES)
+
+
+@pytest.fixture(scope="module")
+def tables():
+    """Return the training rows of the cases by name."""
+    return {case: train for case, _, train, _, _ in golden.cases()}
+
+
+def assert_same_predictions(predicted, expected):
+    """Compare with predictions of another machine, whose last digits differ."""
+    assert list(predicted) == list(expected)
+    for name in expected:
+        if pd.api.types.is_numeric_dtype(expected[name]):
+            np.testing.assert_allclose(predicted[name], expected[name], rtol=1e-4, atol=1e-6)
+        else:
+            assert predicted[name].tolist() == expected[name].tolist()
+
+
+@every_file
+def test_a_model_of_format_1_predicts_as_it_did(name, tables):
+    model = lacova.load(FOLDER / f"{name}.lacova")
+    expected = pd.read_csv(FOLDER / f"{name}.csv")
+    assert_same_predictions(model.predict(tables[CASES[name]], draws=20), expected)
+
+
+@every_file
+def test_saving_again_writes_format_2_with_the_same_answers(name, tables, tmp_path):
+    assert read(FOLDER / f"{name}.lacova")[0]["format_version"] == 1
+    model, table = lacova.load(FOLDER / f"{name}.lacova"), tables[CASES[name]]
+    model.save(tmp_path / "model.lacova")
+    assert read(tmp_path / "model.lacova")[0]["format_version"] == 2
+    loaded = lacova.load(tmp_path / "model.lacova")
+    pd.testing.assert_frame_equal(loaded.predict(table, draws=20), model.predict(table, draws=20), check_exact=True)
+    pd.testing.assert_frame_equal(loaded.training, model.training, check_exact=True)
+
+
+@every_file
+def test_a_file_of_format_1_has_the_parts_that_a_fit_saves_today(name, tmp_path):
+    case = CASES[name]
+    _, model, train, validation, options = next(one for one in golden.cases() if one[0] == case)
+    model.fit(train, validation, seed=3, device="cpu", **options).save(tmp_path / "model.lacova")
+    document, tensors = read(tmp_path / "model.lacova")
+    old_document, old_tensors = migrated(*read(FOLDER / f"{name}.lacova"))
+    assert {key: value.shape for key, value in old_tensors.items()} == {k: v.shape for k, v in tensors.items()}
+    for part in ("model", "settings", "schema", "levels", "options", "sizes", "training", "trained", "registered"):
+        assert old_document[part] == document[part]
+
+
+def test_a_present_file_is_left_as_it_is():
+    document, tensors = {"format_version": 2, "settings": {"level_slopes": 1}}, {"codec.y_shift": None}
+    assert migrated(document, tensors) == (document, tensors)
+
+
+def test_old_words_are_renamed():
+    document = {
+        "format_version": 1,
+        "settings": {"level_slopes": True, "patient_effects": "level", "kernels": {"map": []}, "inducing": 4},
+        "options": {"recall": 0.5, "seed": 1},
+        "training": ["epoch", "recall", "validation_recall"],
+    }
+    names = [
+        "codec.x_scale", "vae.likelihood.raw", "vae.intercepts.raw", "vae.intercepts.slopes.mean",
+        "vae.covariate_posterior.reading.weight", "vae.decoder.network.0.weight",
+    ]  # fmt: skip
+    renamed, tensors = migrated(document, dict.fromkeys(names))
+    assert renamed["settings"] == {
+        "fixed_effects": True, "patient_effects": "intercept", "kernels": [], "inducing": 4
+    }  # fmt: skip
+    assert renamed["options"] == {"masked_loss": 0.5, "seed": 1}
+    assert renamed["training"] == ["epoch", "masked_log_prob", "validation_masked_log_prob"]
+    assert renamed["registered"] == []
+    assert list(tensors) == [
+        "encoder.x_scale", "vae.likelihood.families.gaussian.raw", "vae.random_effects.raw",
+        "vae.random_effects.fixed_effects.mean", "vae.covariate_posterior.static_regression.weight",
+        "vae.decoder.network.0.weight",
+    ]  # fmt: skip

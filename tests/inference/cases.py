@@ -3,9 +3,12 @@
 import math
 from dataclasses import replace
 
+import numpy as np
+import pandas as pd
 import torch
 from torch import nn
 
+import lacova
 from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import FactorisedPrior
 from lacova.data.batches import Batch, Batches
@@ -155,3 +158,49 @@ def some_table(n=12, patients=None, seed=0):
     return Table(
         y * y_mask, y_mask, x * x_mask, x_mask, patient, () if patients is None else tuple(range(max(patients) + 1))
     )
+
+
+TRIAL = lacova.Schema(
+    ["trend", "response", "baseline"], {"day": "continuous", "dose": "continuous", "arm": "categorical"}, instance="id",
+    time="day", static=["arm"],
+)  # fmt: skip
+
+
+def trial(patients=80, visits=6, seed=0):
+    """Return visits of a trial with known effects: sin(day) on trend, arm and dose on response, none on baseline."""
+    rng = np.random.default_rng(seed)
+    patient = np.repeat(np.arange(patients), visits)
+    n = len(patient)
+    own = rng.normal(size=(patients, 3))[patient]
+    table = pd.DataFrame({
+        "id": [f"p{p}" for p in patient],
+        "day": np.tile(np.arange(visits, dtype=float), patients) + rng.uniform(-0.3, 0.3, n),
+        "dose": rng.uniform(-1, 1, n),
+        "arm": np.where(patient % 2, "a", "b"),
+    })  # fmt: skip
+    table["trend"] = 2 * np.sin(table["day"]) + 0.3 * own[:, 0] + rng.normal(0, 0.3, n)
+    table["response"] = 2.0 * (table["arm"] == "b") + table["dose"] + 0.3 * own[:, 1] + rng.normal(0, 0.3, n)
+    table["baseline"] = 2.0 * own[:, 2] + rng.normal(0, 1.0, n)
+    return table
+
+
+def gappy(table, share=0.15, seed=3):
+    """Return the trial with gaps in the dose and the measurements."""
+    rng = np.random.default_rng(seed)
+    columns = ["dose", *TRIAL.measurements]
+    holes = pd.DataFrame(rng.random((len(table), len(columns))) < share, table.index, columns)
+    return table.assign(**{c: table[c].mask(holes[c]) for c in columns})
+
+
+def mixed_trial(patients=150, visits=3, seed=0):
+    """Return visits of a trial whose arm acts on a log-normal, a count and a binary measurement."""
+    rng = np.random.default_rng(seed)
+    who = np.repeat(np.arange(patients), visits)
+    table = pd.DataFrame({"id": who, "day": np.tile(np.arange(float(visits)), patients)})
+    treated = who % 2 == 1
+    table["arm"] = np.where(treated, "b", "a")
+    own = rng.normal(0, np.sqrt(0.3), patients)[who]
+    table["crp"] = np.exp(2.0 + 0.5 * treated + own + rng.normal(0, 0.3, len(who)))
+    table["falls"] = rng.poisson(2.0 + 4.0 * treated).astype(float)
+    table["ill"] = np.where(rng.random(len(who)) < np.where(treated, 0.75, 0.25), "yes", "no")
+    return table

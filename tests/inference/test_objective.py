@@ -12,7 +12,7 @@ from lacova.data.batches import Batch, Batches
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import FactorisedDistribution
 from lacova.data.table import Table
-from lacova.inference.objective import elbo, log_likelihood
+from lacova.inference.objective import TERMS, bound, elbo, log_likelihood, weighted
 from lacova.inference.vae import ConditionalVAE
 from lacova.likelihoods.likelihood import Likelihood
 from lacova.nn.networks import Dense
@@ -68,7 +68,7 @@ def test_elbo_meets_the_likelihood_at_the_true_posterior(monkeypatch):
 @pytest.mark.parametrize("seed", range(20))
 def test_elbo_never_exceeds_the_likelihood(monkeypatch, seed):
     vae, batch, truth, mean, var = gaussian_case()
-    g = torch.Generator().manual_seed(seed)
+    g = generator(seed)
     shift = 0.3 * torch.randn(2, generator=g, dtype=torch.float64)
     factor = torch.exp(0.5 * torch.randn(2, generator=g, dtype=torch.float64))
     with_posterior(vae, mean[0] + shift[0], var[0] * factor[0], mean[1] + shift[1], var[1] * factor[1])
@@ -122,7 +122,7 @@ def test_elbo_meets_the_likelihood_with_a_missing_category(monkeypatch):
 @pytest.mark.parametrize("instance", [False, True])
 def test_gp_elbo_never_exceeds_the_dense_likelihood(monkeypatch, instance, component):
     """y = z + noise with a GP prior on z: log p(Y | X) is a dense normal."""
-    g = torch.Generator().manual_seed(0)
+    g = generator()
     space = CovariateSpace(("t",), (0,), (False,))
     terms = [component] + ([Component(instance=True)] if instance else [])
     n, patient = 6, torch.tensor([0, 0, 0, 1, 1, 2])
@@ -183,9 +183,9 @@ def test_equal_partitions_average_to_the_whole(kind):
     vae = some_vae(MIXED, kind)
     ragged = PATIENTS if kind == "longitudinal" else None
     batches = Batches(conditioned(some_table(patients=ragged), vae), 3 if kind != "longitudinal" else 2)
-    whole = terms_of(vae, whole_batch(batches.table, vae))
-    parts = [terms_of(vae, batches.batch(units)) for units in batches.shuffled(torch.Generator().manual_seed(1))]
-    for name, value in whole.items():
+    terms = terms_of(vae, whole_batch(batches.table, vae))
+    parts = [terms_of(vae, batches.batch(units)) for units in batches.shuffled(generator(1))]
+    for name, value in terms.items():
         mean = sum(part[name] for part in parts) / len(parts)
         assert mean == pytest.approx(value, rel=1e-8), name
 
@@ -195,11 +195,11 @@ def test_equal_partitions_average_to_the_whole(kind):
 def test_permuting_rows_changes_nothing_and_empty_rows_add_only_their_own(kind):
     vae = some_vae(MIXED, kind)
     t = some_table(patients=PATIENTS)
-    whole = terms_of(vae, whole_batch(t, vae))
-    order = torch.randperm(12, generator=torch.Generator().manual_seed(3))
+    terms = terms_of(vae, whole_batch(t, vae))
+    order = torch.randperm(12, generator=generator(3))
     moved = Table(t.y[order], t.y_mask[order], t.x[order], t.x_mask[order], t.patient[order], t.labels)
     for name, value in terms_of(vae, whole_batch(moved, vae)).items():
-        assert value == pytest.approx(whole[name], rel=1e-9), name
+        assert value == pytest.approx(terms[name], rel=1e-9), name
 
     empty = (
         torch.zeros(1, 3).double(),
@@ -214,7 +214,7 @@ def test_permuting_rows_changes_nothing_and_empty_rows_add_only_their_own(kind):
     assert own["reconstruction"] == 0.0
     for name, value in terms_of(vae, whole_batch(longer, vae)).items():
         if name != "elbo":
-            assert value == pytest.approx(whole[name] + own[name], rel=1e-9), name
+            assert value == pytest.approx(terms[name] + own[name], rel=1e-9), name
 
 
 @pytest.mark.usefixtures("_zero_draws")
@@ -280,10 +280,10 @@ def test_exact_expectation_is_what_samples_estimate(kind, gaps_in_time):
     with torch.no_grad():
         q = vae.prior.inducing
         q.natural_step(elbo(vae, batch, generator(), 50).statistics, 0.5)
-        parts = [elbo(vae, batch, torch.Generator().manual_seed(k), 200) for k in range(20)]
+        parts = [elbo(vae, batch, generator(k), 200) for k in range(20)]
         vae.prior = exactly(vae.prior)
         repeats = 20 if gaps_in_time and kind == "longitudinal" else 1  # time in K^(R) is sampled even then
-        exact = [elbo(vae, batch, torch.Generator().manual_seed(k), 200) for k in range(repeats)]
+        exact = [elbo(vae, batch, generator(k), 200) for k in range(repeats)]
     sampled = torch.stack([part.kl_latent for part in parts])
     error = sampled.std() / math.sqrt(20)
     value = torch.stack([part.kl_latent for part in exact]).mean()
@@ -291,6 +291,40 @@ def test_exact_expectation_is_what_samples_estimate(kind, gaps_in_time):
     assert error < 0.05 * abs(value)
     for name in ("precision", "shift"):
         samples = torch.stack([getattr(part.statistics, name) for part in parts])
-        want = torch.stack([getattr(part.statistics, name) for part in exact]).mean(0)
+        expected = torch.stack([getattr(part.statistics, name) for part in exact]).mean(0)
         spread = samples.std(0) / math.sqrt(20)
-        assert ((samples.mean(0) - want).abs() <= 6 * spread + 1e-6).all(), name
+        assert ((samples.mean(0) - expected).abs() <= 6 * spread + 1e-6).all(), name
+
+
+def test_terms_add_up_to_the_loss():
+    """Of −elbo, the loss weights the latent KL; it subtracts the weighted log probability of masked covariates."""
+    vae = some_vae(MIXED, "regression")
+    batch = whole_batch(some_table(), vae)
+    more = torch.rand(12, 2, generator=generator(5)) < 0.5
+    masked = conditioned(replace(batch, x=batch.x * ~more, x_mask=batch.x_mask & ~more), vae)
+    plan, eps = vae.plan(batch.x_mask, batch.patient, 1, None), vae.draw_eps(batch, 1, generator())
+    terms, plain = bound(vae, batch, plan, eps, masked), bound(vae, batch, plan, eps)
+    assert plain.named() == terms.named()
+    assert plain.masked_log_prob == 0.0
+    assert terms.masked_log_prob < -1.0
+    log_prob, kl_x = terms.reconstruction, terms.kl_covariates
+    torch.testing.assert_close(terms.elbo, log_prob - terms.kl_latent - terms.kl_inducing - kl_x)
+    expected = 0.3 * terms.kl_latent + terms.kl_inducing + kl_x - log_prob - 2.0 * terms.masked_log_prob
+    torch.testing.assert_close(terms.loss(0.3, 2.0), expected)
+    torch.testing.assert_close(plain.loss(1.0, 2.0), -plain.elbo)
+    for record in (terms, plain):
+        stacked = dict(zip(TERMS, record.stacked().tolist(), strict=True))
+        assert not record.stacked().requires_grad
+        assert stacked == pytest.approx(
+            {**record.named(), "masked_log_prob": torch.as_tensor(record.masked_log_prob).item()}
+        )
+
+
+def test_the_bound_with_importance_is_the_weighted_one():
+    vae = some_vae(MIXED, "regression")
+    batch = whole_batch(some_table(), vae)
+    plan, eps = vae.plan(batch.x_mask, batch.patient, 5, None), vae.draw_eps(batch, 5, generator())
+    terms = bound(vae, batch, plan, eps, importance=True)
+    assert terms.named() == weighted(vae, batch, eps, vae.covariate_posterior(batch)).named()
+    assert terms.gain > 0.0
+    assert bound(vae, batch, plan, eps).gain == 0.0

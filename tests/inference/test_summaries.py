@@ -1,3 +1,5 @@
+"""Summaries of draws as tables: bounds of columns, probabilities of levels, and completed tables."""
+
 import warnings
 
 import numpy as np
@@ -12,11 +14,10 @@ SCHEMA = Schema(
     ["stay", "lab"], {"dose": "continuous", "arm": "categorical", "grade": "categorical"}, "id", "day", ["arm"],
     bounds={"lab": (0, None), "dose": (0, 3), "day": (0, 30), "stay": (0.5, None)}, integers=["stay", "day"],
 )  # fmt: skip
-NUMBERS = ["stay", "lab", "dose", "day"]
 
 
 def visits(patients=12, seed=0):
-    """Values that crowd at their bounds, so that normal draws would pass them."""
+    """Return visits with values that crowd at their bounds, so that normal draws would pass them."""
     rng = np.random.default_rng(seed)
     who = np.repeat(np.arange(patients), 4)
     n = len(who)
@@ -32,9 +33,9 @@ def visits(patients=12, seed=0):
         }
     )
     frame["grade"] = frame["grade"].astype("Int64")
-    holes = pd.DataFrame(rng.random((n, 6)) < 0.3, columns=frame.columns[1:])
-    for name in holes:
-        frame[name] = frame[name].mask(holes[name])
+    gaps = pd.DataFrame(rng.random((n, 6)) < 0.3, columns=frame.columns[1:])
+    for name in gaps:
+        frame[name] = frame[name].mask(gaps[name])
     frame.loc[frame["id"] == 0, "arm"] = None
     return frame
 
@@ -51,8 +52,8 @@ def unbounded():
     return CVAE(plain, latent_dim=2, networks=SMALL).fit(visits(), max_epochs=2)
 
 
-def assert_kept(values):
-    """Columns, or ends of their intervals, are whole where they should be, and within their bounds."""
+def assert_within_bounds(values):
+    """Assert that columns and ends of their intervals are whole where they should be, and within their bounds."""
     limits = {"lab": (0, np.inf), "dose": (0, 3), "day": (0, 30), "stay": (1, np.inf)}
     for name in values.columns:
         base = name.removesuffix("_lower").removesuffix("_upper")
@@ -61,19 +62,19 @@ def assert_kept(values):
             assert base not in SCHEMA.integers or (values[name] % 1 == 0).all(), name
 
 
-def test_everything_that_is_imputed_is_kept(fitted):
+def test_everything_that_is_imputed_is_within_bounds(fitted):
     frame = visits()
-    for done in (fitted.impute(frame), fitted.impute(frame, draws=20), fitted.impute(frame, interval=0.9)):
-        assert_kept(done)
-        assert done["day"].dtype == float
+    for table in (fitted.impute(frame), fitted.impute(frame, draws=20), fitted.impute(frame, interval=0.9)):
+        assert_within_bounds(table)
+        assert table["day"].dtype == float
     ends = fitted.impute(frame, interval=0.9)
     assert (ends["lab_lower"] == 0)[frame["lab"].isna()].any()  # the bound is reached
 
 
-def test_everything_that_is_predicted_is_kept(fitted):
+def test_everything_that_is_predicted_is_within_bounds(fitted):
     frame = visits()
-    for done in (fitted.predict(frame), fitted.predict(frame, interval=0.9), fitted.sample(frame, draws=20)):
-        assert_kept(done)
+    for table in (fitted.predict(frame), fitted.predict(frame, interval=0.9), fitted.sample(frame, draws=20)):
+        assert_within_bounds(table)
     assert (fitted.sample(frame)["lab"] == 0).any()
 
 
@@ -88,10 +89,10 @@ def test_without_bounds_the_same_model_passes_them(unbounded):
 
 def test_bounds_move_what_passes_them_and_nothing_else(unbounded):
     bounded = CVAE(SCHEMA, latent_dim=2, networks=SMALL).fit(visits(), max_epochs=2)
-    one, other = bounded.impute(visits(), draws=5), unbounded.impute(visits(), draws=5)
-    pd.testing.assert_series_equal(one["lab"], other["lab"].clip(lower=0), check_exact=True)
-    pd.testing.assert_series_equal(one["dose"], other["dose"].clip(0, 3), check_exact=True)
-    pd.testing.assert_series_equal(one["day"], other["day"].round().clip(0, 30), check_exact=True)
+    within, free = bounded.impute(visits(), draws=5), unbounded.impute(visits(), draws=5)
+    pd.testing.assert_series_equal(within["lab"], free["lab"].clip(lower=0), check_exact=True)
+    pd.testing.assert_series_equal(within["dose"], free["dose"].clip(0, 3), check_exact=True)
+    pd.testing.assert_series_equal(within["day"], free["day"].round().clip(0, 30), check_exact=True)
 
 
 # Probabilities of levels.
@@ -99,26 +100,26 @@ def test_bounds_move_what_passes_them_and_nothing_else(unbounded):
 
 def test_probabilities_of_levels(fitted):
     frame = visits()
-    done = fitted.impute(frame, probabilities=True)
+    imputed = fitted.impute(frame, probabilities=True)
     new = ["arm_p_a", "arm_p_b", "arm_p_c", "grade_p_1", "grade_p_2"]
-    assert list(done.columns) == [*frame.columns, *new]
-    pd.testing.assert_frame_equal(done[list(frame.columns)], fitted.impute(frame), check_exact=True)
+    assert list(imputed.columns) == [*frame.columns, *new]
+    pd.testing.assert_frame_equal(imputed[list(frame.columns)], fitted.impute(frame), check_exact=True)
     for name in ("arm", "grade"):
-        shares = done.filter(regex=f"^{name}_p_")
+        shares = imputed.filter(regex=f"^{name}_p_")
         np.testing.assert_allclose(shares.sum(axis=1), 1.0, rtol=1e-5)  # float32
         levels = np.array([column.removeprefix(f"{name}_p_") for column in shares])
-        assert (levels[shares.to_numpy().argmax(1)] == done[name].astype(str)).all()
-        seen = frame[name].notna()
-        assert set(np.unique(shares[seen])) == {0.0, 1.0}
-        assert (done["grade_p_1"].between(0, 1, inclusive="neither") == frame["grade"].isna()).all()
+        assert (levels[shares.to_numpy().argmax(1)] == imputed[name].astype(str)).all()
+        observed = frame[name].notna()
+        assert set(np.unique(shares[observed])) == {0.0, 1.0}
+        assert (imputed["grade_p_1"].between(0, 1, inclusive="neither") == frame["grade"].isna()).all()
 
 
 def test_probabilities_of_static_levels_are_those_of_the_patient(fitted):
     frame = visits()
-    done = fitted.impute(frame, probabilities=True)
-    unknown = done["arm_p_a"].between(0, 1, inclusive="neither")
+    imputed = fitted.impute(frame, probabilities=True)
+    unknown = imputed["arm_p_a"].between(0, 1, inclusive="neither")
     assert (unknown == (frame["id"] == 0)).all()  # the arm of every other patient is known from some visit
-    assert done[unknown]["arm_p_a"].nunique() == 1
+    assert imputed[unknown]["arm_p_a"].nunique() == 1
 
 
 def test_probabilities_are_those_of_the_draws(fitted):
@@ -130,23 +131,23 @@ def test_probabilities_are_those_of_the_draws(fitted):
 
 def test_a_column_without_gaps_has_no_probabilities(fitted):
     frame = visits().assign(grade=1)
-    done = fitted.impute(frame, probabilities=True, interval=0.5)
-    assert [name for name in done.columns if "_p_" in name] == ["arm_p_a", "arm_p_b", "arm_p_c"]
-    assert list(done.columns)[-3:] == ["arm_p_a", "arm_p_b", "arm_p_c"]
+    imputed = fitted.impute(frame, probabilities=True, interval=0.5)
+    assert [name for name in imputed.columns if "_p_" in name] == ["arm_p_a", "arm_p_b", "arm_p_c"]
+    assert list(imputed.columns)[-3:] == ["arm_p_a", "arm_p_b", "arm_p_c"]
 
 
-def test_single_imputation_is_sure_of_itself():
+def test_probabilities_of_single_imputation_are_0_or_1():
     model = CVAE(SCHEMA, latent_dim=2, networks=SMALL, covariates="mean").fit(visits(), max_epochs=1)
-    done = model.impute(visits(), probabilities=True)
-    assert set(done["grade_p_1"]) == {0.0, 1.0}
-    assert ((done["grade"] == 1) == (done["grade_p_1"] == 1)).all()
+    imputed = model.impute(visits(), probabilities=True)
+    assert set(imputed["grade_p_1"]) == {0.0, 1.0}
+    assert ((imputed["grade"] == 1) == (imputed["grade_p_1"] == 1)).all()
 
 
 def test_probabilities_in_polars(fitted):
     frame = pl.from_pandas(visits())
-    done = fitted.impute(frame, probabilities=True)
-    assert done["grade"].dtype == pl.Int64
-    assert done["grade_p_1"].to_list() == fitted.impute(visits(), probabilities=True)["grade_p_1"].tolist()
+    imputed = fitted.impute(frame, probabilities=True)
+    assert imputed["grade"].dtype == pl.Int64
+    assert imputed["grade_p_1"].to_list() == fitted.impute(visits(), probabilities=True)["grade_p_1"].tolist()
 
 
 def test_probabilities_of_draws_are_refused(fitted):

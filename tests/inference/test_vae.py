@@ -1,4 +1,4 @@
-"""Measurements that the encoder does not see in training: the bound still asks for them, and gaps become familiar."""
+"""Measurements that are hidden from the encoder in training: the bound has all of them, and gaps are imputed better."""
 
 from dataclasses import replace
 
@@ -9,80 +9,95 @@ import torch
 from torch.testing import assert_close
 
 import lacova
-from lacova.inference.objective import bound, weighted
+from lacova.data.table_encoder import TableEncoder
+from lacova.inference.objective import bound
+from lacova.models.builder import build
 from lacova.training.options import FitOptions
-from tests.training.test_cuda_graph import training_batch_of
+from tests.inference.cases import generator, whole_batch
+from tests.tables import ROWS, VISITS, visits
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def first_lesson(make="patients"):
-    vae, _, rows = training_batch_of(make, None)
-    return vae, next(iter(rows.epoch(vae, 0)))
+def vae_and_batch(longitudinal=True):
+    """Return an untrained model of visits with random effects, or of rows, in float64, and a batch with gaps."""
+    if longitudinal:
+        model = lacova.GPPriorVAE(VISITS, latent_dim=2, inducing=5)
+    else:
+        model = lacova.GPPriorVAE(ROWS, prior="gp(age):cat(sex)", latent_dim=2, inducing=5)
+    table = visits(patients=7, gaps=0.3)
+    encoder = TableEncoder.learn(model.schema, table)
+    encoded = encoder.encode(table, dtype=torch.float64)
+    torch.manual_seed(0)
+    vae = build(model, encoder, encoded, 0).double()
+    return vae, whole_batch(encoded, vae)
 
 
 def test_a_row_hides_anything_between_nothing_and_the_share():
-    vae, training_batch = first_lesson()
-    many = replace(training_batch.shown, x=training_batch.shown.x.new_zeros(20_000, training_batch.shown.x.shape[1]))
-    plain, noise = vae.draw_eps(many, 1, generator()), vae.draw_eps(many, 1, generator(), dropout=0.6)
-    assert plain.dropped_y is None
-    assert_close(noise.z, plain.z, rtol=0, atol=0)  # what else is drawn stays as it was
-    assert noise.dropped_y.float().mean() == pytest.approx(0.3, abs=0.01)
-    assert_close(noise.rows(slice(3, 9)).dropped_y, noise.dropped_y[3:9])
-    together = torch.cov(noise.dropped_y.float().T)[0, 1]
-    assert together == pytest.approx(0.6**2 / 12, abs=0.005)  # the variance of a row's share
+    vae, batch = vae_and_batch()
+    many = replace(batch, x=batch.x.new_zeros(20_000, batch.x.shape[1]))
+    without, eps = vae.draw_eps(many, 1, generator()), vae.draw_eps(many, 1, generator(), dropout=0.6)
+    assert without.dropped_y is None
+    assert_close(eps.z, without.z, rtol=0, atol=0)  # the other random numbers are the same
+    assert eps.dropped_y.float().mean() == pytest.approx(0.3, abs=0.01)
+    assert_close(eps.rows(slice(3, 9)).dropped_y, eps.dropped_y[3:9])
+    covariance = torch.cov(eps.dropped_y.float().T)[0, 1]
+    assert covariance == pytest.approx(0.6**2 / 12, abs=0.005)  # the variance of a row's share
 
 
-@pytest.mark.parametrize("estimate", ["bound", "weighted"])
-def test_the_encoder_does_not_see_them_and_the_bound_asks_for_all(estimate, monkeypatch):
-    vae, training_batch = first_lesson("rows, weighted" if estimate == "weighted" else "patients")
-    batch, noise = training_batch.shown, vae.draw_eps(training_batch.shown, 3, generator(), dropout=0.8)
-    q_x = vae.covariate_posterior(batch)
+@pytest.mark.parametrize("importance", [False, True], ids=["bound", "weighted"])
+def test_the_encoder_does_not_see_hidden_measurements_and_the_bound_has_all(importance, monkeypatch):
+    vae, batch = vae_and_batch(longitudinal=not importance)
+    eps = vae.draw_eps(batch, 3, generator(), dropout=0.8)
+    plan = vae.plan(batch.x_mask, batch.patient, 3, None)
 
-    def terms(rows, numbers):
-        if estimate == "weighted":
-            found = weighted(vae, rows, numbers, q_x)
-        else:
-            found = bound(vae, rows, training_batch.how, numbers, q_x)
-        return torch.stack([found.reconstruction, found.kl_latent, found.elbo])
+    def terms(rows, draws):
+        values = bound(vae, rows, plan, draws, importance=importance)
+        return torch.stack([values.reconstruction, values.kl_latent, values.elbo])
 
-    seen = batch.y_mask & ~noise.dropped_y
-    seen[~seen.any(1)] = batch.y_mask[~seen.any(1)]  # a row that has lost all it had is shown whole
-    assert (seen.any(1) == batch.y_mask.any(1)).all()
-    found, thinned = terms(batch, noise), replace(batch, y_mask=seen)
-    q_z, bare = vae.latents(thinned), replace(noise, dropped_y=None)
-    junk = replace(batch, y=torch.where(batch.y_mask & ~seen, batch.y + 9.0, batch.y))
-    assert_close(vae.latents(junk, noise.dropped_y)[:2], q_z[:2])
-    assert (found - terms(thinned, bare)).abs()[0] > 1.0  # fewer measurements are asked for there
+    shown = batch.y_mask & ~eps.dropped_y
+    shown[~shown.any(1)] = batch.y_mask[~shown.any(1)]  # a row that would lose all measurements keeps them
+    assert (shown.any(1) == batch.y_mask.any(1)).all()
+    values, thinned = terms(batch, eps), replace(batch, y_mask=shown)
+    q_z, without = vae.latents(thinned), replace(eps, dropped_y=None)
+    other = replace(batch, y=torch.where(batch.y_mask & ~shown, batch.y + 9.0, batch.y))
+    assert_close(vae.latents(other, eps.dropped_y)[:2], q_z[:2])
+    assert (values - terms(thinned, without)).abs()[0] > 1.0  # which has fewer measurements
     monkeypatch.setattr(vae, "latents", lambda *_: q_z)
-    assert_close(found, terms(batch, bare))
+    assert_close(values, terms(batch, without))
 
 
-def test_gaps_that_training_rows_do_not_have_are_coped_with():
-    """Columns of one factor, complete in training; then two of five are hidden."""
+def test_dropout_makes_up_for_gaps_that_training_rows_do_not_have():
+    """Columns of one factor are complete in training; then two of five are hidden."""
     rng = np.random.default_rng(0)
     names = list("abcde")
     values = rng.normal(size=(600, 1)) @ np.ones((1, 5)) + 0.5 * rng.normal(size=(600, 5))
     table = pd.DataFrame(values, columns=names)
     train, test = table[:400], table[400:]
-    gone = rng.random((200, 5)) < 0.4
+    gaps = rng.random((200, 5)) < 0.4
     rmse, coverage = {}, {}
     for dropout in (0.0, 0.6):
         model = lacova.VAE(lacova.Schema(names, {}), latent_dim=4)
         model.fit(train, max_epochs=60, learning_rate=0.005, encoder_dropout=dropout, device="cpu")
-        found = model.impute(test.mask(gone), interval=0.9)
-        truth = test.to_numpy()[gone]
-        low, high, mean = (found[[f"{n}{end}" for n in names]].to_numpy()[gone] for end in ("_lower", "_upper", ""))
-        rmse[dropout], coverage[dropout] = (
-            np.sqrt(((mean - truth) ** 2).mean()),
-            ((low <= truth) & (truth <= high)).mean(),
-        )
+        imputed, truth = model.impute(test.mask(gaps), interval=0.9), test.to_numpy()[gaps]
+        low, high, mean = (imputed[[f"{n}{end}" for n in names]].to_numpy()[gaps] for end in ("_lower", "_upper", ""))
+        rmse[dropout] = np.sqrt(((mean - truth) ** 2).mean())
+        coverage[dropout] = ((low <= truth) & (truth <= high)).mean()
     assert rmse[0.6] < rmse[0.0]
     assert abs(coverage[0.6] - 0.9) < 0.05
 
 
-def test_a_share_is_between_none_and_all():
+def test_a_share_is_between_0_and_1():
     with pytest.raises(ValueError, match=r"encoder_dropout must lie in \[0, 1\], got 1.5"):
         FitOptions(encoder_dropout=1.5)
+
+
+def test_embedding_is_that_of_the_encoder():
+    table = visits(patients=7, gaps=0.3).reset_index(drop=True)
+    model = lacova.CVAE(ROWS, latent_dim=1, networks=lacova.Dense((4,), (4,))).fit(table, max_epochs=1, device="cpu")
+    z = model.embed(table.set_index(table.index + 7))
+    assert list(z.columns) == ["z1", "z1_var"]
+    assert z.index.tolist() == list(range(7, 7 + len(table)))
+    encoder, vae = model._fitted()
+    encoded = encoder.encode(table)
+    mean, var = vae.encoder(encoded.y, encoded.y_mask, encoder.space.features(encoded.x, encoded.x_mask))
+    assert np.allclose(z, torch.cat([mean, var], 1).detach().numpy(), atol=1e-6)
+    assert (z["z1_var"] > 0).all()

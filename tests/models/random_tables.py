@@ -34,8 +34,8 @@ def tables(draw):
         units = patient if name in static else np.arange(rows)
         gaps = np.array(draw(st.lists(st.booleans(), min_size=rows, max_size=rows)))
         # Units 0 and 1 differ; one row of each is observed.
-        kept = [draw(st.sampled_from(np.flatnonzero(units == unit).tolist())) for unit in (0, 1)]
-        gaps[kept] = False
+        observed = [draw(st.sampled_from(np.flatnonzero(units == unit).tolist())) for unit in (0, 1)]
+        gaps[observed] = False
         if schema.covariates.get(name) == "categorical":
             values = np.array(["u", "v", *rng.choice(["u", "v", "w"], 8)], dtype=object)[units]
         else:

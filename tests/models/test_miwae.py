@@ -9,6 +9,7 @@ import torch
 
 import lacova
 from lacova.data.schema import Schema
+from lacova.inference import impute
 from tests.models.linear_gaussian import (
     TRAINED,
     best_likelihood,
@@ -86,9 +87,11 @@ def test_completed_tables_differ_where_one_proposal_has_all_the_weight(monkeypat
     rng = np.random.default_rng(0)
     table = pd.DataFrame(rng.normal(size=(20, 3)), columns=["a", "b", "c"])
     model = lacova.MIWAE(Schema(list(table), {}), latent_dim=2).fit(table, max_epochs=1, importance=3, device="cpu")
-    monkeypatch.setattr(
-        "lacova.inference.impute._pick", lambda weight, draws, generator: weight.argmax(0).expand(draws, -1)
-    )
+
+    def favour_first(log_weight, batch, vae):
+        return torch.zeros_like(log_weight).index_fill(0, torch.tensor(0), 1000.0)
+
+    monkeypatch.setattr(impute, "sum_within_units", favour_first)
     drawn = model.impute(table.assign(a=np.nan), draws=6)["a"].to_numpy().reshape(6, 20)
     assert all(len(set(row)) == 6 for row in drawn.T)
 

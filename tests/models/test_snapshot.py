@@ -44,7 +44,7 @@ def test_an_edit_that_changes_nothing_loads(small, saved, tmp_path):
         (["settings", "prior"], "gp(sex)", "write cat"),
         (["settings", "networks"], {"map": [["kind", "Dense"], ["encoder", [1] * 10**5]]}, "more than 1000 layers"),
         (["settings", "networks"], {"map": [["kind", "Dense"], ["encoder", [-1]]]}, "sizes is not a whole number"),
-        (["settings", "networks"], {"map": [["kind", "os.system"]]}, "its parts do not fit together"),
+        (["settings", "networks"], {"map": [["kind", "os.system"]]}, "no networks is registered as 'os.system'"),
         (["settings", "inducing"], 0, "inducing must be a whole number"),
         (["sizes", "inducing"], -1, "sizes is not a whole number"),
         (["sizes", "mixture"], True, "sizes is not a whole number"),

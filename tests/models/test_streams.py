@@ -131,13 +131,13 @@ def test_streamed_scores_are_those_of_the_parts_together(file, fitted, monkeypat
     pieces = cut(file, monkeypatch)
     scores = [fitted.scores(piece, seed=seed) for piece, seed in pieces]
     entries = np.array([columns.loc["a", "entries"] for columns, _ in scores])
-    columns, whole = fitted.scores(ds.dataset(file), seed=7)
+    columns, overall = fitted.scores(ds.dataset(file), seed=7)
     assert columns.loc["a", "entries"] == entries.sum() == frame["a"].notna().sum()
     for name in ("nll", "crps", "coverage90"):
         mean = np.average([columns.loc["a", name] for columns, _ in scores], weights=entries)
         np.testing.assert_allclose(columns.loc["a", name], mean, rtol=1e-12)
     np.testing.assert_allclose(
-        whole["nll"] * len(frame), sum(w["nll"] * len(p) for (_, w), (p, _) in zip(scores, pieces, strict=True))
+        overall["nll"] * len(frame), sum(w["nll"] * len(p) for (_, w), (p, _) in zip(scores, pieces, strict=True))
     )
 
 

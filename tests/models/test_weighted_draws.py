@@ -14,14 +14,14 @@ from lacova.inference.draws import Draws
 from lacova.inference.impute import weighted_covariates, weighted_draws
 from lacova.inference.metrics import weighted_quantile
 from lacova.inference.summaries import summarise
-from tests.inference.test_objective import gaussian_case, prepared, with_posterior
+from tests.inference.cases import conditioned, gaussian_case, with_posterior
 
 
 def test_missing_covariates_are_weighted_too():
     """The posterior of a gap in x, linear and Gaussian, from a q that is shifted and too wide."""
     vae, batch, _, mean, var = gaussian_case()
     with_posterior(vae, mean[0] + 0.3, var[0] * 1.5, mean[1] - 0.4, var[1] * 1.4)
-    table = prepared(Table(batch.y, batch.y_mask, batch.x, batch.x_mask, None, ()), vae)
+    table = conditioned(Table(batch.y, batch.y_mask, batch.x, batch.x_mask, None, ()), vae)
     (part,) = weighted_draws(vae, table, 2_000, torch.Generator().manual_seed(0))
     assert part.weight.shape == (20_000, 1)
     torch.testing.assert_close(part.weight.sum(), torch.tensor(1.0).double())

@@ -4,13 +4,13 @@ from tests.models.cases import numbered_visits, small_cvae
 from tests.tables import VISITS
 
 
-def test_progress_is_silent_unless_asked_for(capfd):
+def test_progress_is_silent_by_default(capfd):
     small_cvae(VISITS).fit(numbered_visits(), max_epochs=2)
     assert capfd.readouterr() == ("", "")
     small_cvae(VISITS).fit(numbered_visits(), max_epochs=2, progress=True)
-    shown = capfd.readouterr()
-    assert shown.out == ""
-    assert "elbo -" in shown.err
+    output = capfd.readouterr()
+    assert output.out == ""
+    assert "elbo -" in output.err
 
 
 def test_progress_shows_the_epoch_in_80_columns(capfd):

@@ -56,9 +56,9 @@ def assert_same_batches(one, other):
     assert len(one) == len(other)
     for a, b in zip(one, other, strict=True):
         assert (a.masked is None) == (b.masked is None)
-        for mine, theirs in ((a.batch, b.batch), (a.masked, b.masked)):
-            if mine is not None:
-                assert (mine.scale, mine.patients) == (theirs.scale, theirs.patients)
+        for left, right in ((a.batch, b.batch), (a.masked, b.masked)):
+            if left is not None:
+                assert (left.scale, left.patients) == (right.scale, right.patients)
         assert all(torch.equal(x, y) for x, y in zip(tensors(a), tensors(b), strict=True))
 
 
@@ -112,8 +112,8 @@ def test_an_epoch_has_every_patient_once_whole_and_in_full_batches(named, buffer
         for batch, _, masked, _ in walk:
             patients, rows = batch.y.long().T.tolist()
             sizes.append(batch.patients)
-            whole = [row for p in dict.fromkeys(patients) for row in frame.index[frame["patient"] == p]]
-            assert rows == whole  # and in order
+            expected = [row for p in dict.fromkeys(patients) for row in frame.index[frame["patient"] == p]]
+            assert rows == expected  # whole patients, in order
             assert batch.patient.tolist() == pd.factorize(np.array(patients))[0].tolist()
             assert torch.equal(masked.y, batch.y)
             assert not (masked.x_mask & ~batch.x_mask).any()
@@ -142,13 +142,13 @@ def test_epochs_differ_and_a_seed_reproduces_them(file, buffer_rows):
 @pytest.mark.parametrize("buffer_rows", [15, 40, 1000])
 def test_an_epoch_can_begin_at_any_step(file, buffer_rows, monkeypatch):
     loader, vae = prepared(file, buffer_rows=buffer_rows)
-    whole = list(loader.epoch(vae, 2))
+    all_batches = list(loader.epoch(vae, 2))
     encoded, encode = [], loader.encode
     monkeypatch.setattr(loader, "encode", lambda table: encoded.append(len(table)) or encode(table))
     for first in range(loader.steps + 1):
         encoded.clear()
-        assert_same_batches(loader.epoch(vae, 2, first), whole[first:])
-        left = sum(len(training_batch.batch) for training_batch in whole[first:])
+        assert_same_batches(loader.epoch(vae, 2, first), all_batches[first:])
+        left = sum(len(training_batch.batch) for training_batch in all_batches[first:])
         assert left <= sum(encoded) <= left + 2 * buffer_rows + 30  # what is skipped is not even encoded
 
 
@@ -171,18 +171,18 @@ def test_a_row_group_larger_than_the_buffer_is_shuffled_whole(folder):
 
 
 def test_items_are_made_ahead_and_errors_come_through():
-    made = []
+    started = []
 
     def work():
         for k in range(4):
-            made.append(k)
+            started.append(k)
             yield k
         raise DataError("enough")
 
     items = ahead(work())
     assert next(items) == 0
     items.close()  # waits for the item under way, and makes no more
-    assert made == [0, 1]
+    assert started == [0, 1]
     with pytest.raises(DataError, match="enough"):
         list(ahead(work()))
 

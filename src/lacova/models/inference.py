@@ -145,7 +145,7 @@ class Inference:
         table, generator = self._encode(frame), self._generator(seed)
         y = torch.zeros(1, *table.y.shape)
         drawn = (
-            Draws(rows, y[:, rows], y[:, rows], torch.ones(y.shape[-1]), x)
+            Draws(rows, y[:, rows], torch.ones(y.shape[-1]), y[:, rows], x)
             for rows, batch in chunks(table, draws)
             for x in [vae.covariate_prior.draw(batch, draws, generator).cpu()]
         )
@@ -247,7 +247,7 @@ class Inference:
         return WhatIf(origin.table(answer.rows), origin.table(answer.average), kept)
 
     def read_value(self, covariate: str, text: str) -> Any:
-        """Return a covariate's value as somebody typed it, for `what_if`: the level that reads like that, or a number."""
+        """Return a covariate's value as typed, for `what_if`: the level that reads like that, or a number."""
         return from_text(self._fitted()[0], covariate, text)
 
     def filter(

@@ -19,10 +19,10 @@ BUILT_IN = ("cvae", "gp_prior_vae", "lvae", "gppvae", "gpvae", "hivae", "vae", "
 
 
 def models() -> dict[str, type[Model]]:
-    """Return all registered models by name, lacova's own first."""
-    for module in BUILT_IN:
-        import_module(f"lacova.models.{module}")
-    return cast(dict[str, type[Model]], registered("model"))
+    """Return all registered models by name, lacova's own first, in whatever order they were imported."""
+    place = {import_module(f"lacova.models.{module}").__name__: k for k, module in enumerate(BUILT_IN)}
+    known = cast(dict[str, type[Model]], registered("model"))
+    return dict(sorted(known.items(), key=lambda item: place.get(item[1].__module__, len(place))))
 
 
 def model_class(name: str) -> type[Model]:

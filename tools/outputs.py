@@ -170,7 +170,9 @@ def renewed(page: Path, folder: Path) -> str:
 
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("pages", nargs="*", metavar="PAGE", help=f"{README}, or a page under docs/; by default {', '.join(PAGES)} too")
+    parser.add_argument(
+        "pages", nargs="*", metavar="PAGE", help=f"{README}, or a page under docs/; by default {', '.join(PAGES)} too"
+    )
     os.environ.setdefault("MPLBACKEND", "agg")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # with more, sums differ in the last digits
     for name in parser.parse_args(words).pages or (README, *PAGES):

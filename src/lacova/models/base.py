@@ -75,7 +75,8 @@ class Model(Inference, ABC):
 
     def __init__(
         self, schema: Schema, *, latent_dim: int = 8, networks: str | Networks = "clinical",
-        scaling: Scaling = "standard", covariates: Covariates | type[CovariatePrior] | partial[CovariatePrior] = "joint",
+        scaling: Scaling = "standard",
+        covariates: Covariates | type[CovariatePrior] | partial[CovariatePrior] = "joint",
         covariate_prior: Mapping[str, object] | None = None, noise_floor: float = NOISE_FLOOR,
     ) -> None:  # fmt: skip
         latent_dim = whole_number(latent_dim, "latent_dim")

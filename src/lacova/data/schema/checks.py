@@ -48,9 +48,7 @@ def _check_kinds(schema: Schema) -> None:
         if name not in schema.measurements:
             raise SchemaError(f"kinds names {name!r}, which is no measurement; take it out, or add it to them.")
         if kind not in known_kinds():
-            raise SchemaError(
-                f"measurement {name!r} has kind {kind!r}; expected one of {', '.join(known_kinds())}."
-            )
+            raise SchemaError(f"measurement {name!r} has kind {kind!r}; expected one of {', '.join(known_kinds())}.")
         if kind == "censored" and name not in schema.limits:
             raise SchemaError(
                 f"measurement {name!r} is censored, but has no limits; give limits={{{name!r}: (lower, upper)}}, "

@@ -5,6 +5,8 @@ import os
 import pytest
 from hypothesis import settings
 
+from tests.tables import ragged_visits
+
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
@@ -16,3 +18,11 @@ def without_a_gpu():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lacova.models.base._best_device", lambda: "cpu")
         yield
+
+
+@pytest.fixture(scope="session")
+def ragged_file(tmp_path_factory):
+    """A Parquet file with row groups of 11 rows, so that many patients lie in two of them."""
+    path = tmp_path_factory.mktemp("parquet") / "visits.parquet"
+    ragged_visits().to_parquet(path, row_group_size=11, index=False)
+    return path

@@ -24,11 +24,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def file(folder):
-    """Row groups of 11 rows, so that many patients lie in two of them."""
-    path = folder / "visits.parquet"
-    ragged_visits().to_parquet(path, row_group_size=11, index=False)
-    return path
+def file(ragged_file):
+    return ragged_file
 
 
 @pytest.fixture(scope="module")

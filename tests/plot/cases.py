@@ -1,7 +1,9 @@
-"""A small table of visits."""
+"""A small table of visits, and a model of it."""
 
 import numpy as np
 import pandas as pd
+
+import lacova
 
 UNITS = {"alt": "U/L", "day": "days", "age": "years"}
 
@@ -25,3 +27,10 @@ def visits(patients, count=5, seed=0):
 def legend(ax):
     """Return the texts of a legend."""
     return [text.get_text() for text in ax.get_legend().get_texts()]
+
+
+def fitted_model(table):
+    covariates = {"sex": "categorical", "age": "continuous", "arm": "categorical"}
+    schema = lacova.Schema(["alt", "ast"], covariates, instance="id", time="day", static=["sex", "age"], units=UNITS)
+    prior = "gp(day) + cat(arm) + gp(age):cat(sex) + cat(id)"
+    return lacova.GPPriorVAE(schema, prior=prior, latent_dim=3, inducing=8).fit(table, max_epochs=6)

@@ -6,9 +6,8 @@ import pytest
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-import lacova
 from lacova.analysis.recovery import recover
-from tests.plot.cases import UNITS, visits
+from tests.plot.cases import fitted_model, visits
 
 
 @pytest.fixture(scope="session")
@@ -18,10 +17,7 @@ def table():
 
 @pytest.fixture(scope="session")
 def model(table):
-    covariates = {"sex": "categorical", "age": "continuous", "arm": "categorical"}
-    schema = lacova.Schema(["alt", "ast"], covariates, instance="id", time="day", static=["sex", "age"], units=UNITS)
-    prior = "gp(day) + cat(arm) + gp(age):cat(sex) + cat(id)"
-    return lacova.GPPriorVAE(schema, prior=prior, latent_dim=3, inducing=8).fit(table, max_epochs=6)
+    return fitted_model(table)
 
 
 @pytest.fixture(scope="session")

@@ -11,14 +11,15 @@ from lacova.covariates.scenarios import Scenarios
 from lacova.data.batches import Batch, blocks
 from lacova.data.distributions import FactorisedDistribution
 from lacova.nn.latents import Chain, Latents
-from lacova.nn.linalg import cholesky, identity, whitener
-from lacova.priors.base import Density, History, LatentPrior, PriorTerms
+from lacova.nn.linalg import identity, whitener
+from lacova.priors.base import Density, History, PriorTerms
+from lacova.priors.joint_rows import JointRowsPrior
 
 # Share of the variance of z that is independent from visit to visit: visits may lie close together, or coincide.
 NUGGET = 1e-3
 
 
-class SeriesPrior(LatentPrior):
+class SeriesPrior(JointRowsPrior):
     """z_l of a patient is a Gaussian process of time alone, of unit variance, independent of all other patients.
 
     k(t, t') = (1 − ν) c((t − t')/ℓ) + ν 1[same visit] with ν = `NUGGET`, and c(d) = 1/(1 + d²) ("cauchy") or
@@ -32,7 +33,6 @@ class SeriesPrior(LatentPrior):
         learn: whether to train ℓ, one for each latent dimension.
     """
 
-    independent = False
     couples_rows = True
 
     def __init__(self, latent_dim: int, time: int, kernel: str, length_scale: float, learn: bool) -> None:
@@ -90,20 +90,6 @@ class SeriesPrior(LatentPrior):
         square = (white @ values[..., None]).square().sum((-2, -1)) + math.log(2.0 * math.pi) * filled.sum(1)
         log_density = -0.5 * square + white.diagonal(dim1=-2, dim2=-1).log().sum(-1)  # L×KP
         return Density(batch.in_first_row(log_density.sum(0).unflatten(0, (draws, series)).to(z.dtype)))
-
-    def predict(self, x: Tensor, group: Tensor, history: History | None = None) -> tuple[Tensor, Tensor]:
-        mean, covariance, filled = self._blocks(x, group, history)
-        var = covariance.diagonal(dim1=-2, dim2=-1)
-        return mean[:, filled].mT.to(x.dtype), var[:, filled].mT.to(x.dtype)
-
-    def sample(
-        self, x: Tensor, group: Tensor, generator: torch.Generator, history: History | None = None, times: int = 1
-    ) -> Tensor:
-        mean, covariance, filled = self._blocks(x, group, history)
-        latent, count, size = mean.shape
-        eps = torch.randn(latent, times, count, size, generator=generator, device=x.device, dtype=mean.dtype)
-        z = mean[..., None] + cholesky(covariance) @ eps.permute(0, 2, 3, 1)  # L×V×n×times
-        return z[:, filled].permute(2, 1, 0).flatten(0, 1).to(x.dtype)
 
     def _blocks(self, x: Tensor, group: Tensor, history: History | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return mean (L×V×n) and covariance (L×V×n×n) of z by group, and which places hold a row (V×n).

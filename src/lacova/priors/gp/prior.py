@@ -13,8 +13,7 @@ from lacova.data.batches import Batch, blocks
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import FactorisedDistribution
 from lacova.nn.latents import Chain, Latents
-from lacova.nn.linalg import cholesky
-from lacova.priors.base import Density, Encoded, History, LatentPrior, NaturalStatistics, PriorTerms
+from lacova.priors.base import Density, Encoded, History, NaturalStatistics, PriorTerms
 from lacova.priors.gp.bounds import (
     Bound,
     own_whitener,
@@ -36,12 +35,13 @@ from lacova.priors.gp.posterior import (
     row_encoder_spread,
 )
 from lacova.priors.gp.uncertain import excess, expected_cross, expected_kernel, inducing_whitener, uncertain_inputs
+from lacova.priors.joint_rows import JointRowsPrior
 
 # Smallest σ_z².
 _NOISE_FLOOR = 1e-3
 
 
-class GPPrior(LatentPrior):
+class GPPrior(JointRowsPrior):
     """z_l = f_l(x) + N(0, σ_z²), f_l an additive Gaussian process: D̂³ for rows, D̂⁴ where the instance has a component.
 
     Args:
@@ -52,7 +52,6 @@ class GPPrior(LatentPrior):
         noise: σ_z² to start from; it is learnt, above a floor.
     """
 
-    independent = False
     fast = True
 
     def __init__(
@@ -214,20 +213,6 @@ class GPPrior(LatentPrior):
         self.posterior_mean.copy_(posterior.q.mean)
         self.posterior_factor.copy_(posterior.q.precision_factor)
         self.posterior_spread.copy_(spread)
-
-    def predict(self, x: Tensor, group: Tensor, history: History | None = None) -> tuple[Tensor, Tensor]:
-        mean, covariance, filled = self._blocks(x, group, history)
-        var = covariance.diagonal(dim1=-2, dim2=-1)
-        return mean[:, filled].mT.to(x.dtype), var[:, filled].mT.to(x.dtype)
-
-    def sample(
-        self, x: Tensor, group: Tensor, generator: torch.Generator, history: History | None = None, times: int = 1
-    ) -> Tensor:
-        mean, covariance, filled = self._blocks(x, group, history)
-        latent, count, size = mean.shape
-        eps = torch.randn(latent, times, count, size, generator=generator, device=x.device, dtype=mean.dtype)
-        z = mean[..., None] + cholesky(covariance) @ eps.permute(0, 2, 3, 1)  # L×V×n×times
-        return z[:, filled].permute(2, 1, 0).flatten(0, 1).to(x.dtype)
 
     def sample_both(
         self, x: Tensor, other: Tensor, group: Tensor, generator: torch.Generator, shared: Tensor | None,

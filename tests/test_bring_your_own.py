@@ -5,11 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gpytorch
 import numpy as np
 import pandas as pd
 import pytest
 
 import lacova
+from lacova.likelihoods import Family
+from lacova.nn import Networks
 
 PAGE = Path(__file__).parents[1] / "docs" / "bring-your-own.md"
 FIT = """
@@ -102,7 +105,7 @@ def test_a_file_holds_names_and_configuration_and_no_code(folder):
     assert document["settings"]["latent_prior"] == {
         "map": [["name", "laplace"], ["configuration", {"map": [["scale", 0.5]]}]]
     }
-    assert document["settings"]["networks"] == {"map": [["kind", "Tanh"], ["width", 8]]}
+    assert document["settings"]["networks"] == {"map": [["name", "Tanh"], ["configuration", {"map": [["width", 8]]}]]}
 
 
 def test_what_is_not_registered_cannot_be_saved(tmp_path):
@@ -122,7 +125,100 @@ def test_a_name_must_be_plain(name):
         lacova.register(name)
 
 
+class First(lacova.CVAE):
+    pass
+
+
+class Second(lacova.CVAE):
+    pass
+
+
 def test_a_name_of_another_part_is_refused_and_the_same_part_is_replaced():
-    with pytest.raises(ValueError, match=r"the model 'CVAE' is registered already, as lacova\.models\.cvae\.CVAE"):
-        lacova.register("CVAE")(type("Other", (lacova.CVAE,), {}))
-    assert lacova.register("CVAE")(lacova.CVAE) is lacova.CVAE
+    assert lacova.register("First")(First) is First
+    assert lacova.register("First")(First) is First
+    with pytest.raises(ValueError, match=r"the model 'First' is registered already, as tests\.\S+\.First; choose"):
+        lacova.register("First")(Second)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("cvae", Second),
+        ("gp", lambda: None),
+        ("student", type("Own", (Family,), {})),
+        ("Dense", type("Own", (Networks,), {})),
+    ],
+)
+def test_names_of_lacovas_own_parts_cannot_be_taken(name, part):
+    with pytest.raises(ValueError, match=rf"{name!r} is a \w+ of lacova's own; choose another name"):
+        lacova.register(name)(part)
+
+
+@pytest.mark.parametrize("part", [3, int, gpytorch.kernels.RBFKernel()])
+def test_what_is_no_part_is_refused(part):
+    with pytest.raises(TypeError, match="takes a class of one of lacova's protocols"):
+        lacova.register("strange")(part)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "sentence"),
+    [
+        ({"values": "positve"}, "values of Wrong is 'positve'; expected"),
+        ({"outputs": None}, "outputs of Wrong is None"),
+    ],
+)
+def test_a_family_says_what_its_values_are(attributes, sentence):
+    with pytest.raises(TypeError, match=sentence):
+        type("Wrong", (Family,), attributes)
+
+
+@lacova.register("bent")
+def bent():
+    return gpytorch.kernels.MaternKernel(nu=2.5)
+
+
+def test_a_kernel_that_would_come_back_as_another_one_is_not_saved(tmp_path):
+    """Its parameters have the same names and shapes, and GPyTorch prints both alike."""
+    table = pd.DataFrame({"age": np.linspace(30, 60, 40), "chol": np.linspace(4, 6, 40)})
+    schema = lacova.Schema(["chol"], {"age": "continuous"})
+    for nu, same in ((2.5, True), (0.5, False)):
+        kernels = {"bent": gpytorch.kernels.MaternKernel(nu=nu)}
+        model = lacova.GPPriorVAE(schema, prior="bent(age)", kernels=kernels, latent_dim=1, inducing=4)
+        model.fit(table, max_epochs=1)
+        if same:
+            model.save(tmp_path / "model.lacova")
+            assert lacova.load(tmp_path / "model.lacova").predict(table).equals(model.predict(table))
+        else:
+            with pytest.raises(lacova.StorageError, match="kernel 'bent' cannot be saved: the kernel registered under"):
+                model.save(tmp_path / "other.lacova")
+
+
+def test_a_column_that_is_called_like_a_kernel_is_no_kernel():
+    schema = lacova.Schema(["chol"], {"bent (x)": "continuous"})
+    assert lacova.GPPriorVAE(schema, prior="gp(`bent (x)`)").kernels == {}
+
+
+def test_a_setting_that_is_not_kept_is_named(tmp_path):
+    table = pd.DataFrame({"age": np.linspace(30, 60, 40), "chol": np.linspace(4, 6, 40)})
+    model = Forgetful(lacova.Schema(["chol"], {"age": "continuous"}), latent_dim=1).fit(table, max_epochs=1)
+    with pytest.raises(lacova.StorageError, match=r"the setting 'width' of Forgetful is not kept: set self\.width"):
+        model.save(tmp_path / "model.lacova")
+
+
+@lacova.register("Forgetful")
+class Forgetful(lacova.CVAE):
+    def __init__(self, schema, *, width=8, **settings):
+        super().__init__(schema, networks=lacova.Dense((width,), (width,)), **settings)
+
+
+def test_the_shell_imports_what_it_is_told(folder):
+    code = "import sys; from lacova.cli import main; sys.exit(main(sys.argv[1:]))"
+    words = ["impute", "cvae.lacova", "table.csv", "--out", "shell.csv"]
+    for first, status in (([], 1), (["--import", "own_parts"], 0), (["--import", "no_such_module"], 2)):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code, *first, *words], cwd=folder, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == status, done.stderr
+    assert "no_such_module" in done.stderr
+    assert not pd.read_csv(folder / "shell.csv").isna().any().any()

@@ -1,5 +1,6 @@
 """lacova's own parts pass the contracts that others can run, and broken parts fail them."""
 
+from dataclasses import replace
 from functools import partial
 
 import gpytorch
@@ -15,6 +16,7 @@ from lacova.likelihoods import likelihood  # noqa: F401  # registers the familie
 from lacova.likelihoods.base import Family
 from lacova.likelihoods.gaussian import Gaussian
 from lacova.priors.base import LatentPrior, PriorTerms
+from lacova.priors.mixture import MixtureNormal
 from lacova.priors.normal import ConditionalNormal, StandardNormal
 
 FAMILIES = ("gaussian", "student", "censored", "poisson", "negative_binomial", "bernoulli", "categorical", "ordinal")
@@ -142,6 +144,63 @@ class Unscaled(StandardNormal):
 
 @pytest.mark.parametrize(("prior", "sentence"), [(TooLow, "below the true"), (Unscaled, "batch.scale")])
 def test_a_latent_prior_whose_kl_is_no_bound_is_told(prior, sentence):
+    with pytest.raises(AssertionError, match=sentence):
+        testing.check_latent_prior(prior)
+
+
+class TwoOutputs(Family):
+    """Mean and log standard deviation from the decoder, with random initial weights of its own."""
+
+    outputs = 2
+
+    def __init__(self, columns):
+        super().__init__()
+        self.start = nn.Parameter(0.1 * torch.randn(columns))
+
+    def _moments(self, outputs):
+        mean, log_sd = outputs.unbind(-1)
+        return mean + self.start, log_sd
+
+    def log_prob(self, outputs, y):
+        mean, log_sd = self._moments(outputs)
+        return torch.distributions.Normal(mean, log_sd.exp()).log_prob(y)
+
+    def sample(self, outputs, generator):
+        mean, log_sd = self._moments(outputs)
+        return mean + log_sd.exp() * torch.randn(mean.shape, generator=generator, dtype=mean.dtype)
+
+    def mean(self, outputs):
+        return self._moments(outputs)[0]
+
+    def variance(self, outputs):
+        return (2.0 * self._moments(outputs)[1]).exp()
+
+    def initialise(self, y, mask):
+        pass
+
+
+def test_a_family_with_several_outputs_and_random_weights():
+    state = torch.get_rng_state()
+    testing.check_family(TwoOutputs)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_mixture_prior():
+    testing.check_latent_prior(partial(MixtureNormal, components=3))
+
+
+class WrongMass(StandardNormal):
+    def log_density(self, z, x):
+        return super().log_density(z, x) + 1.0
+
+
+class CountsPadding(StandardNormal):
+    def kl(self, scenarios, batch, q, q_x):
+        return super().kl(scenarios, replace(batch, real=None), q, q_x)
+
+
+@pytest.mark.parametrize(("prior", "sentence"), [(WrongMass, "not that of the draws"), (CountsPadding, "padding")])
+def test_a_latent_prior_with_a_wrong_density_or_padding_is_told(prior, sentence):
     with pytest.raises(AssertionError, match=sentence):
         testing.check_latent_prior(prior)
 

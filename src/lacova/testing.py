@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, is_dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from lacova.data.distributions import FactorisedDistribution
 from lacova.data.io.archive import pack, unpack
 from lacova.data.measurement_space import NO_LIMITS, MeasurementSpace
 from lacova.data.table import Table
-from lacova.likelihoods.base import Columns, Family
+from lacova.likelihoods.base import Family, FamilyColumns
 from lacova.nn.latents import Latents
 from lacova.nn.linalg import log_normal
 from lacova.nn.networks import Networks
@@ -33,6 +33,7 @@ from lacova.priors.base import LatentPrior
 
 __all__ = ["check_covariate_prior", "check_family", "check_kernel", "check_latent_prior", "check_networks"]
 
+T = TypeVar("T")
 DRAWS = 200_000
 ROWS = CovariateSpace(("age", "dose", "sex"), (0, 0, 3), (False, False, False))
 VISITS = CovariateSpace(("day", "age", "drug", "sex"), (0, 0, 2, 3), (False, True, False, True))
@@ -46,18 +47,15 @@ def check_family(family: type[Family], *, levels: int = 3) -> None:
         levels: number of levels of a column, where its `values` are "level".
     """
     is_level = family.values == "level"
-    columns = Columns((levels if is_level else 0,) * 2, (NO_LIMITS,) * 2)
+    columns = FamilyColumns((levels if is_level else 0,) * 2, (NO_LIMITS,) * 2)
     generator = _generator()
     y, mask = _values(family, (60, 2), levels, generator), torch.rand(60, 2, generator=generator) < 0.8
-    part = family.build(columns).double()
+    part, other = _twice(lambda: family.build(columns).double())
     part.initialise(y, mask)
-    other = family.build(columns).double()
     other.initialise(torch.where(mask, y, y.roll(7, 0)), mask)
     _check_same_state(part, other, "`initialise` depends on values behind the mask")
 
-    shape = (
-        (2,) if family.outputs == 1 and not _has_output_per_level(part, levels) else (2, max(family.outputs, levels))
-    )
+    shape = (2,) if family.outputs == 1 else (2, levels if family.outputs is None else family.outputs)
     outputs = (0.5 * torch.randn(5, *shape, generator=generator, dtype=torch.float64)).requires_grad_()
     value = part.log_prob(outputs, y[:5])
     _check(value.shape == (5, 2), f"`log_prob` has shape {tuple(value.shape)}; expected (5, 2), one number per entry")
@@ -86,9 +84,11 @@ def check_family(family: type[Family], *, levels: int = 3) -> None:
         error = 6.0 * (variance / DRAWS).sqrt() + 1e-9
         _check(((draws.mean(0) - mean).abs() < error).all(), "draws do not have the mean of `mean`")
         _check_close(draws.double().var(0) / variance, torch.ones_like(variance), "nor the variance of `variance`", 0.1)
-    again = family.build(columns).double()
+    again = _twice(lambda: family.build(columns).double())[0]
     again.load_state_dict(part.state_dict())
     _check_close(again.log_prob(fixed, y[:5]), value.detach(), "its state does not restore `log_prob`")
+    with torch.device("meta"):  # how a file is checked before it is trusted
+        family.build(columns)
 
 
 def check_networks(networks: Networks, *, measurements: int = 6, latent_dim: int = 2) -> None:
@@ -110,11 +110,9 @@ def check_networks(networks: Networks, *, measurements: int = 6, latent_dim: int
     def build() -> tuple[nn.Module, nn.Module]:
         return networks.build_encoder(space, 4, latent_dim), networks.build_decoder(latent_dim, measurements)
 
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        encoder, decoder = build()
-        torch.default_generator.manual_seed(1)
-        others = build()
+    (encoder, decoder), others = _twice(build, same=False)
+    for part in (encoder, decoder, *others):
+        part.eval()
     mean, var = encoder(y, mask, features)
     _check(mean.shape == var.shape == (7, latent_dim), f"the encoder gives {tuple(mean.shape)} and {tuple(var.shape)}; "
            f"expected mean and variance of {(7, latent_dim)}")  # fmt: skip
@@ -193,6 +191,9 @@ def check_covariate_prior(prior: type[CovariatePrior] | partial[CovariatePrior],
         _check(bool(((codes == codes.round()) & (codes >= 0) & (codes < space.levels[q])).all()), "no level is drawn")
     _check_close(factorised.share_static(x, batch, space), x, "`draw` varies a visit-constant column within a patient")
     _check_kl(part, batch, space, generator)
+    _check(not list(part.parameters()), "the state must be buffers: parameters would be moved by gradients")
+    with torch.device("meta"):
+        cast(Any, kind).empty(space, time, part.sizes(), **configuration)
     again = cast(Any, kind).empty(space, time, part.sizes(), **configuration)
     again.load_state_dict(part.state_dict())
     _check_close(again.condition(table).distribution.mean, p.mean, "its state does not restore `condition`")
@@ -209,10 +210,7 @@ def check_latent_prior(prior: Any, *, latent_dim: int = 2) -> None:
     """
     kind: Any = prior.func if isinstance(prior, partial) else prior
     configuration = prior.keywords if isinstance(prior, partial) else {}
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        part: LatentPrior = kind.build(ROWS, latent_dim, **configuration)
-        other: LatentPrior = kind.build(ROWS, latent_dim, **configuration)
+    part, other = _twice(lambda: cast(LatentPrior, kind.build(ROWS, latent_dim, **configuration)), same=False)
     table, generator = _table(ROWS, False), _generator(3)
     batch = Batches(replace(table, x_mask=torch.ones_like(table.x_mask))).batch(torch.arange(len(table)))
     q_x = FactorisedDistribution(batch.x, torch.ones_like(batch.x), torch.zeros(*batch.x.shape, ROWS.max_levels))
@@ -221,6 +219,16 @@ def check_latent_prior(prior: Any, *, latent_dim: int = 2) -> None:
     scenarios = complete(q_x, batch, ROWS, couple=part.couples_rows, samples=1, generator=generator)
     terms = part.kl(scenarios, batch, q, q_x)
     _check(terms.latent.shape == (), "`kl` must give one number for the batch")
+    real = torch.ones(len(batch))
+    real[-5:] = 0.0
+    padded = replace(batch, real=real)
+    weight = torch.where(scenarios.row >= len(batch) - 5, 0.0, scenarios.weight)
+    some = torch.arange(len(batch)) < len(batch) - 5
+    fewer = complete(q_x.take(some), batch.take(some), ROWS, couple=part.couples_rows, samples=1, generator=generator)
+    expected = part.kl(fewer, replace(batch.take(some), scale=batch.scale), q.take(some), q_x.take(some)).latent
+    if not part.couples_rows:
+        value = part.kl(replace(scenarios, weight=weight), padded, q, q_x).latent
+        _check_close(value, expected, "`kl` counts rows that batch.real marks as padding", 1e-4)
     twice = part.kl(scenarios, replace(batch, scale=2.0 * cast(float, batch.scale)), q, q_x).latent
     _check_close(twice, 2.0 * terms.latent, "`kl` does not scale with batch.scale")
     if terms.latent.requires_grad:
@@ -238,16 +246,22 @@ def check_latent_prior(prior: Any, *, latent_dim: int = 2) -> None:
     if part.independent:
         z = q.draw(torch.randn(4000, *mean.shape, generator=generator))
         log_p = torch.stack([part.log_density(value, batch.x) for value in z])
-        ratio = log_normal(z, q.mean, q.var) - log_p
-        ratio = ratio.detach()
+        ratio = (log_normal(z, q.mean, q.var) - log_p).detach()
         true = float(ratio.mean(0).sum())
         slack = 6.0 * float(ratio.sum(1).std()) / math.sqrt(4000)
         _check(
             float(terms.latent.detach()) > true - slack,
             f"`kl` is {float(terms.latent.detach()):.4g}, below the true {true:.4g}",
         )
+        # With draws z ~ p and any density r, E r(z)/p(z) = 1.
+        drawn, rows = draws.flatten(0, 1), batch.x.repeat(4000, 1)
+        log_r = log_normal(drawn, centre.repeat(4000, 1), 0.5 * var.repeat(4000, 1))
+        mass = float((log_r - part.log_density(drawn, rows)).detach().exp().mean())
+        _check(abs(mass - 1.0) < 0.1, f"`log_density` is not that of the draws: its mass is about {1.0 / mass:.3g}")
     other.load_state_dict(part.state_dict())
     _check_close(other.predict(batch.x, group)[0], centre, "its state does not restore `predict`")
+    with torch.device("meta"):
+        kind.build(ROWS, latent_dim, **configuration)
 
 
 def _check_kl(prior: CovariatePrior, batch: Batch, space: CovariateSpace, generator: torch.Generator) -> None:
@@ -318,14 +332,6 @@ def _check_values(family: type[Family], draws: Tensor, levels: int) -> None:
         _check(bool((draws < levels).all()), "draws hold codes beyond the levels")
 
 
-def _has_output_per_level(part: Family, levels: int) -> bool:
-    """Return whether a family of levels takes an output for each: the built-in categorical one."""
-    try:
-        return part.log_probabilities(torch.zeros(1, 2, levels, dtype=torch.float64)).shape == (1, 2, levels)
-    except (NotImplementedError, RuntimeError):
-        return False
-
-
 def _total_probability(part: Family, family: type[Family], outputs: Tensor, levels: int) -> Tensor:
     """Return ∫ p(y) dy, or Σ p(y), of each entry: by substitution y = sinh(u) or exp(u) for numbers."""
     if family.values in ("count", "level"):
@@ -348,6 +354,15 @@ def _dense(kernel: nn.Module, one: Tensor, two: Tensor) -> Tensor:
 
 def _generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def _twice(build: Callable[[], T], same: bool = True) -> tuple[T, T]:
+    """Build two objects from the same seed, or from two; the caller's random state stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        first = build()
+        torch.default_generator.manual_seed(0 if same else 1)
+        return first, build()
 
 
 def _check_same_state(one: nn.Module, two: nn.Module, sentence: str) -> None:

@@ -70,18 +70,22 @@ def test_a_present_file_is_left_as_it_is():
 def test_old_words_are_renamed():
     document = {
         "format_version": 1,
-        "settings": {"level_slopes": True, "patient_effects": "level", "kernels": {"map": []}, "inducing": 4},
+        "settings": {"level_slopes": True, "patient_effects": "level", "kernels": {"map": []},
+                     "networks": {"map": [["kind", "Dense"], ["linear", True]]}},
+        "sizes": {"mixture": 3, "inducing": 4},
         "options": {"recall": 0.5, "seed": 1},
         "training": ["epoch", "recall", "validation_recall"],
-    }
+    }  # fmt: skip
     names = [
         "codec.x_scale", "vae.likelihood.raw", "vae.intercepts.raw", "vae.intercepts.slopes.mean",
         "vae.covariate_posterior.reading.weight", "vae.decoder.network.0.weight",
     ]  # fmt: skip
     renamed, tensors = migrated(document, dict.fromkeys(names))
     assert renamed["settings"] == {
-        "fixed_effects": True, "patient_effects": "intercept", "kernels": [], "inducing": 4
+        "fixed_effects": True, "patient_effects": "intercept", "kernels": [],
+        "networks": {"map": [["name", "Dense"], ["configuration", {"map": [["linear", True]]}]]},
     }  # fmt: skip
+    assert renamed["sizes"] == {"inducing": 4, "covariate prior": {"mixture": 3}}
     assert renamed["options"] == {"masked_loss": 0.5, "seed": 1}
     assert renamed["training"] == ["epoch", "masked_log_prob", "validation_masked_log_prob"]
     assert renamed["registered"] == []

@@ -133,7 +133,7 @@ def test_bad_settings_are_refused():
         lacova.MIWAE(SCHEMA, covariates="knn")
     with pytest.raises(ValueError, match="mechanism is 'mcar'; expected one of selfmasking"):
         lacova.NotMIWAE(SCHEMA, mechanism="mcar")
-    with pytest.raises(ValueError, match="draws what gaps hide from normal laws, but 'a' is poisson"):
+    with pytest.raises(ValueError, match="draws missing values from normal distributions, but 'a' is poisson"):
         lacova.NotMIWAE(Schema({"a": "poisson"}, {}))
 
 

@@ -27,6 +27,11 @@ def test_an_edit_that_changes_nothing_loads(small, saved, tmp_path):
         assert answers(attempt(tmp_path / "x", seal(*split(data))), name) == saved[name].answers
 
 
+def networks(name, *configuration):
+    """Return networks as a document has them."""
+    return {"map": [["name", name], ["configuration", {"map": list(configuration)}]]}
+
+
 @pytest.mark.parametrize(
     ("place", "value", "words"),
     [
@@ -42,13 +47,13 @@ def test_an_edit_that_changes_nothing_loads(small, saved, tmp_path):
         (["settings", "prior"], " + ".join(["gp(day)"] * 9000), "its formula is no plain sum of products"),
         (["settings", "prior"], "gp(day) + gp(age)", r"its tensor vae\.\S+ has the shape"),
         (["settings", "prior"], "gp(sex)", "write cat"),
-        (["settings", "networks"], {"map": [["kind", "Dense"], ["encoder", [1] * 10**5]]}, "more than 1000 layers"),
-        (["settings", "networks"], {"map": [["kind", "Dense"], ["encoder", [-1]]]}, "sizes is not a whole number"),
-        (["settings", "networks"], {"map": [["kind", "os.system"]]}, "no networks is registered as 'os.system'"),
+        (["settings", "networks"], networks("Dense", ["encoder", [1] * 10**5]), "more than 1000 layers"),
+        (["settings", "networks"], networks("Dense", ["encoder", [-1]]), "sizes is not a whole number"),
+        (["settings", "networks"], networks("os.system"), "no networks is registered as 'os.system'"),
         (["settings", "inducing"], 0, "inducing must be a whole number"),
         (["sizes", "inducing"], -1, "sizes is not a whole number"),
-        (["sizes", "mixture"], True, "sizes is not a whole number"),
-        (["sizes", "mixture"], 3, r"its tensor vae\.covariate_prior\.\S+ has the shape"),
+        (["sizes", "covariate prior", "mixture"], True, "sizes is not a whole number"),
+        (["sizes", "covariate prior", "mixture"], 3, r"its tensor vae\.covariate_prior\.\S+ has the shape"),
         (["levels"], {"map": []}, "its levels are not those of the categorical columns"),
         (["levels", "map", 0, 1], ["f", "f"], "its levels are not all different"),
         (["levels", "map", 0, 1], ["f"], "has the shape"),
@@ -108,14 +113,20 @@ def test_tensors_that_do_not_fit_are_refused(saved, tmp_path, name, tensor, chan
     [
         (["settings", "latent_dim"], 10**12),
         (["settings", "latent_dim"], 10**30),
-        (["settings", "networks"], {"map": [["kind", "Dense"], ["encoder", [2**30, 2**30]], ["decoder", [4]]]}),
+        (
+            ["settings", "networks"],
+            networks("Dense", ["encoder", [2**30, 2**30]], ["decoder", [4]]),
+        ),
         (["sizes", "inducing"], 2**30),
         (["sizes", "inducing"], 1_500),  # alone no more than a model may have, but for its square
-        (["sizes", "mixture"], 50_000),
+        (["sizes", "covariate prior", "mixture"], 50_000),
         (["settings", "latent_dim"], 2_100),
-        (["settings", "networks"], {"map": [["kind", "Dense"], ["encoder", 990 * [512]], ["decoder", [4]]]}),
+        (
+            ["settings", "networks"],
+            networks("Dense", ["encoder", 990 * [512]], ["decoder", [4]]),
+        ),
         (["levels", "map", 0, 1], [f"level {k}" for k in range(513)]),
-        (["sizes", "mixture"], 2**30),
+        (["sizes", "covariate prior", "mixture"], 2**30),
     ],
 )
 def test_absurd_sizes_are_refused_without_memory(small, tmp_path, monkeypatch, place, value):

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -143,6 +144,7 @@ class Registered(CVAE):
     pass
 
 
+@dataclass(frozen=True)
 class UnregisteredNetworks(Networks):
     def build_encoder(self, measurements, features, latent_dim):
         return Dense((4,), ()).build_encoder(measurements, features, latent_dim)

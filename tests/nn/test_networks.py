@@ -83,7 +83,8 @@ def test_rotated_digits_decoder_has_the_sizes_of_the_paper():
 @pytest.mark.parametrize("networks", [None, 3, Dense, (8, 8)])
 def test_what_is_no_networks_is_refused(networks):
     with pytest.raises(
-        ValueError, match=r"expected Dense\(\.\.\.\), Conv\(\.\.\.\), other lacova\.nn\.Networks, or one of clin"
+        ValueError,
+        match=r"expected Dense\(\.\.\.\), Conv\(\.\.\.\), a dataclass derived from lacova\.nn\.Networks, or",
     ):
         resolve(networks)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -47,14 +50,31 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _version(version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False) -> None:
+def _before_any_command(
+    version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False,
+    modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import", metavar="MODULE", show_default=False,
+            help="import a module that registers parts of your own, from here or installed; repeatable",
+        ),
+    ] = None,
+) -> None:  # fmt: skip
     if version:
         import lacova
 
         typer.echo(lacova.__version__)
         raise typer.Exit(0)
+    for name in modules or ():
+        if "" not in sys.path and os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())
+        try:
+            import_module(name)
+        except ImportError as error:
+            typer.echo(f"lacova: --import {name} failed: {error}.", err=True)
+            raise typer.Exit(2) from None
 
 
-app.callback(invoke_without_command=True)(_version)
+app.callback(invoke_without_command=True)(_before_any_command)
 for name, command in COMMANDS.items():
     app.command(name)(report_errors(command))

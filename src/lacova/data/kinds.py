@@ -35,4 +35,5 @@ def outputs_of(family: str, levels: int) -> int:
     """Return how many decoder outputs a column of a family has, given its number of levels."""
     if family in BUILT_IN:
         return levels if family == "categorical" else 1
-    return cast(int, getattr(lookup("family", family), "outputs"))  # noqa: B009
+    outputs: int | None = getattr(lookup("family", family), "outputs")  # noqa: B009
+    return levels if outputs is None else outputs

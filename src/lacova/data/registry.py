@@ -9,11 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from inspect import isclass, isfunction
 from typing import Any, TypeVar
 
 T = TypeVar("T", bound=Callable[..., Any])
 Part = Callable[..., Any]
 
+# Names of lacova's own parts, which are registered only when their modules are imported.
+RESERVED = {
+    "model": ("CVAE", "GPPriorVAE", "LVAE", "GPPVAE", "GPVAE", "HIVAE", "VAE", "MIWAE", "NotMIWAE"),
+    "networks": ("Dense", "Conv"),
+    "family": (
+        "gaussian", "lognormal", "student", "censored", "bernoulli", "categorical", "ordinal", "poisson",
+        "negative_binomial",
+    ),
+    "kernel": ("gp", "cat", "lin", "periodic", "matern"),
+    "latent prior": ("normal", "conditional", "mixture"),
+    "covariate prior": ("joint", "factorised", "paper", "mean", "knn", "iterative", "zero", "oracle"),
+}  # fmt: skip
 PARTS = ("model", "networks", "family", "kernel", "covariate prior", "latent prior")
 _REGISTERED: dict[str, dict[str, Part]] = {part: {} for part in PARTS}
 
@@ -45,14 +58,21 @@ def register(name: str) -> Callable[[T], T]:
         raise ValueError(f"a part cannot be registered as {name!r}; expected a plain name, such as 'gamma'.")
 
     def add(part: T) -> T:
-        if not callable(part):
-            raise TypeError(f"register({name!r}) takes a class or a function, got {part!r}.")
-        known = _REGISTERED[part_kind(part)]
+        kind = part_kind(part)
+        if not (isfunction(part) or isclass(part)) or (
+            isclass(part) and kind == "kernel" and not hasattr(part, "forward")
+        ):
+            raise TypeError(
+                f"register({name!r}) takes a class of one of lacova's protocols, a kernel's class, or a function that "
+                f"returns a kernel; got {part!r}."
+            )
+        if part.__module__.split(".")[0] != "lacova" and name.lower() in map(str.lower, RESERVED[kind]):
+            raise ValueError(f"{name!r} is a {kind} of lacova's own; choose another name.")
+        known = _REGISTERED[kind]
         other = known.get(name)
         if other is not None and _origin(other) != _origin(part):
             raise ValueError(
-                f"the {part_kind(part)} {name!r} is registered already, as {'.'.join(_origin(other))}; "
-                "choose another name."
+                f"the {kind} {name!r} is registered already, as {'.'.join(_origin(other))}; choose another name."
             )
         known[name] = part
         return part
@@ -83,7 +103,8 @@ def lookup(kind: str, name: str) -> Part:
 
 def name_of(kind: str, part: object) -> str | None:
     """Return the name that a class or function is registered under, if it is."""
-    return next((name for name, known in _REGISTERED[kind].items() if known is part), None)
+    known = ((name, _origin(other)) for name, other in _REGISTERED[kind].items())
+    return next((name for name, origin in known if callable(part) and origin == _origin(part)), None)
 
 
 def configured(kind: str, value: object) -> tuple[str, dict[str, Any]] | None:

@@ -1,5 +1,5 @@
 """p(y | z): the observation families, patients' random effects, and models of missingness."""
 
-from lacova.likelihoods.base import Columns, Family
+from lacova.likelihoods.base import Family, FamilyColumns
 
-__all__ = ["Columns", "Family"]
+__all__ = ["Family", "FamilyColumns"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +20,12 @@ NOISE_FLOOR = 1e-4
 
 
 @dataclass(frozen=True)
-class Columns:
+class FamilyColumns:
     """What a family is built for: n columns of a table.
 
     Attributes:
         levels: number of levels of each column; 0 for numbers.
-        limits: lower and upper limit of detection of each column on the encoded scale; infinite where there is none.
+        limits: of censored columns, the lower and upper limit of detection on the encoded scale; else infinite.
         noise_floor: least noise variance of a scaled number.
     """
 
@@ -46,15 +46,24 @@ class Family(nn.Module, ABC):
     Attributes:
         values: "number" for real numbers, which are standardised; "positive" for positive numbers, which are divided by
             their standard deviation; "count" for whole numbers from 0 on and "level" for codes 0, …, K−1, as they are.
-        outputs: K, how many outputs of the decoder each column has.
+        outputs: K, how many outputs of the decoder each column has; None for one per level.
     """
 
     part_kind: ClassVar[str] = "family"
     values: ClassVar[Values] = "number"
-    outputs: ClassVar[int] = 1
+    outputs: ClassVar[int | None] = 1
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if cls.values not in get_args(Values):
+            raise TypeError(
+                f"values of {cls.__name__} is {cls.values!r}; expected one of {', '.join(get_args(Values))}."
+            )
+        if cls.outputs is None and cls.values != "level":
+            raise TypeError(f"outputs of {cls.__name__} is None, one per level, but its values are no levels.")
 
     @classmethod
-    def build(cls, columns: Columns) -> Self:
+    def build(cls, columns: FamilyColumns) -> Self:
         """Build the family for some columns; by default, `cls(n)`."""
         return cls(len(columns))
 

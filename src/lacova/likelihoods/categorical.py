@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lacova.data.registry import register
-from lacova.likelihoods.base import Columns, Family, soft_clamp
+from lacova.likelihoods.base import Family, FamilyColumns, soft_clamp
 
 LOG_GAP_RANGE = 8.0  # log-gaps between thresholds stay within this of 0, for the sake of float32
 
@@ -32,7 +32,7 @@ class LevelFamily(Family):
         self.max_levels = max(levels)
 
     @classmethod
-    def build(cls, columns: Columns) -> Self:
+    def build(cls, columns: FamilyColumns) -> Self:
         return cls(list(columns.levels))
 
     @abstractmethod
@@ -70,7 +70,7 @@ class Bernoulli(LevelFamily):
         self.register_buffer("base", torch.zeros(columns))
 
     @classmethod
-    def build(cls, columns: Columns) -> Self:
+    def build(cls, columns: FamilyColumns) -> Self:
         return cls(len(columns))
 
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -89,6 +89,7 @@ class Bernoulli(LevelFamily):
 class Categorical(LevelFamily):
     """Levels without an order, with logits `base` plus the decoder's outputs (…×n×K)."""
 
+    outputs = None
     base: Tensor
 
     def __init__(self, levels: list[int]) -> None:

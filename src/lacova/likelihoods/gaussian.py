@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from lacova.data.registry import register
 from lacova.likelihoods.base import (
     NOISE_FLOOR,
-    Columns,
     Family,
+    FamilyColumns,
     log_normal_density,
     observed_moments,
     standard_normal,
@@ -38,7 +38,7 @@ class Gaussian(Family):
         self.raw = nn.Parameter(self._raw(noise_variance))
 
     @classmethod
-    def build(cls, columns: Columns) -> Self:
+    def build(cls, columns: FamilyColumns) -> Self:
         return cls(torch.ones(len(columns)), columns.noise_floor)
 
     @property
@@ -124,7 +124,7 @@ class Censored(Gaussian):
         self.register_buffer("limits", limits, persistent=False)
 
     @classmethod
-    def build(cls, columns: Columns) -> Self:
+    def build(cls, columns: FamilyColumns) -> Self:
         return cls(torch.tensor(columns.limits, dtype=torch.float64), columns.noise_floor)
 
     def log_prob(self, outputs: Tensor, y: Tensor, extra: float | Tensor = 0.0) -> Tensor:

@@ -14,7 +14,7 @@ from lacova.data.kinds import values_of
 from lacova.data.measurement_space import MeasurementSpace
 from lacova.data.registry import lookup
 from lacova.data.table import Table
-from lacova.likelihoods.base import NOISE_FLOOR, Columns, Family
+from lacova.likelihoods.base import NOISE_FLOOR, Family, FamilyColumns
 from lacova.likelihoods.categorical import LevelFamily as LevelFamily
 from lacova.likelihoods.counts import Poisson as Poisson
 from lacova.likelihoods.gaussian import Gaussian
@@ -33,7 +33,7 @@ class Group(NamedTuple):
 
 
 class Likelihood(nn.Module):
-    """Observation model of all columns. Columns of one family are evaluated at once.
+    """Observation model of all columns. FamilyColumns of one family are evaluated at once.
 
     A table of Gaussian columns alone needs no selection of columns: its single group has all of them.
 
@@ -48,15 +48,18 @@ class Likelihood(nn.Module):
         self.families = nn.ModuleDict()
         for kind in space.family_names:
             columns = space.columns(kind)
-            info = Columns(
+            info = FamilyColumns(
                 tuple(space.levels[d] for d in columns), tuple(space.limits[d] for d in columns), noise_floor=floor
             )
-            self.families[kind] = cast(type[Family], lookup("family", kind)).build(info)
+            family = cast(type[Family], lookup("family", kind))
+            if hasattr(nn.ModuleDict, kind):
+                raise ValueError(f"a family cannot be called {kind!r}, which torch uses itself; register another name.")
+            self.families[kind] = family.build(info)
             if not self.plain:
                 outputs = [space.outputs[d] for d in columns]
                 width = max(map(len, outputs))
                 padded = torch.tensor([[*own, *own[-1:] * (width - len(own))] for own in outputs])
-                places = padded if kind == "categorical" or width > 1 else padded[:, 0]
+                places = padded if family.outputs != 1 else padded[:, 0]
                 self.register_buffer(f"{kind}_columns", torch.tensor(columns), persistent=False)
                 self.register_buffer(f"{kind}_outputs", places, persistent=False)
 
@@ -83,7 +86,7 @@ class Likelihood(nn.Module):
         y = torch.where(mask, y, 0.0)
         for kind, family, columns, places in self._groups():
             more = {"extra": extra} if kind == "gaussian" else {}
-            log_prob = family.log_prob(outputs[..., places], _valid(y[..., columns], kind), **more)
+            log_prob = family.log_prob(outputs[..., places], _valid(y[..., columns], mask[..., columns], kind), **more)
             total = total + torch.where(mask[..., columns], log_prob, 0.0).sum(-1)
         return total
 
@@ -92,7 +95,7 @@ class Likelihood(nn.Module):
         return self._by_column(
             outputs,
             outputs.dtype,
-            lambda group, own: group.family.log_prob(own, _valid(y[..., group.columns], group.kind)),
+            lambda group, own: group.family.log_prob(own, _valid(y[..., group.columns], None, group.kind)),
         )
 
     def mean(self, outputs: Tensor) -> Tensor:
@@ -197,6 +200,9 @@ def _has_levels(group: Group) -> bool:
     return values_of(group.kind) == "level"
 
 
-def _valid(y: Tensor, kind: str) -> Tensor:
-    """Return y with 1 in the gaps, which hold 0, of kinds that are positive."""
-    return torch.where(y > 0.0, y, 1.0) if values_of(kind) == "positive" else y
+def _valid(y: Tensor, mask: Tensor | None, kind: str) -> Tensor:
+    """Return y with 1 in the gaps, which hold 0, of kinds that are positive; without a mask there are no gaps."""
+    if values_of(kind) != "positive":
+        return y
+    positive = y.clamp_min(torch.finfo(y.dtype).tiny)
+    return positive if mask is None else torch.where(mask, positive, 1.0)

@@ -16,8 +16,9 @@ from torch import Tensor
 from lacova.covariates.prior import CovariatePrior
 from lacova.covariates.single_imputation import Fill
 from lacova.data.io.archive import StorageError, write
+from lacova.data.kinds import BUILT_IN
 from lacova.data.labels import Fingerprints
-from lacova.data.registry import configured, factory, name_of
+from lacova.data.registry import configured, factory, name_of, registered
 from lacova.data.schema import Schema
 from lacova.data.statistics import Scaling, check_scaling
 from lacova.data.table import Table
@@ -91,6 +92,7 @@ class Model(Inference, ABC):
         if not noise_floor > 0:
             raise ValueError(f"noise_floor must be positive, got {noise_floor!r}.")
         self.schema = schema
+        self._families = _families_of_others(schema)  # pickled by reference: other processes then import their modules
         self.latent_dim = latent_dim
         self.networks = resolve(networks)
         self.scaling: Scaling = scaling
@@ -108,8 +110,8 @@ class Model(Inference, ABC):
 
     # The part in which models differ.
 
-    decoder_sees_x: bool
-    latent_weight: float
+    decoder_sees_x: bool = False
+    latent_weight: float = 1.0
     settled: ClassVar[tuple[str, ...]] = ()  # arguments of its bases that a model decides itself
     importance: int = 1  # draws that are weighted, unless a fit says otherwise
 
@@ -267,10 +269,17 @@ def _registered_prior(covariates: Any) -> Any:
     known = configured("covariate prior", covariates)
     if known is None:
         raise ValueError(
-            f"covariates is {covariates!r}; expected one of {', '.join(get_args(Covariates))}, or a registered "
-            "lacova.covariates.CovariatePrior."
+            f"covariates is {covariates!r}; expected one of {', '.join(get_args(Covariates))}, or a "
+            "lacova.covariates.CovariatePrior with @lacova.register(...) above it, its configuration by keyword."
         )
     return factory("covariate prior", *known)
+
+
+def _families_of_others(schema: Schema) -> list[Any]:
+    families = registered("family")
+    return [
+        families[kind] for kind in dict.fromkeys(schema.kinds.values()) if kind not in BUILT_IN and kind in families
+    ]
 
 
 def _prior_name(covariates: Any) -> str:

@@ -76,12 +76,12 @@ def build(model: Blueprint, encoder: TableEncoder, table: Table, seed: int) -> C
     return vae
 
 
-def build_blank(model: Blueprint, encoder: TableEncoder, sizes: Mapping[str, int]) -> ConditionalVAE:
+def build_blank(model: Blueprint, encoder: TableEncoder, sizes: Mapping[str, Any]) -> ConditionalVAE:
     """Build the VAE of a model with arbitrary weights; `sizes` are those that the training rows decided."""
     space = encoder.space
     marginal = FactorisedPrior.blank(space)
     kind = _covariate_prior(model)
-    prior = marginal if kind is FactorisedPrior else kind.empty(space, _time(model, encoder), sizes)
+    prior = marginal if kind is FactorisedPrior else kind.empty(space, _time(model, encoder), sizes["covariate prior"])
     latent = model._latent_prior(encoder, lambda _: torch.zeros(sizes["inducing"], len(space.names)))
     ones, effects = torch.ones(len(encoder.measurements.columns("gaussian"))), None
     if _uses_random_effects(model, encoder):

@@ -52,8 +52,8 @@ class CVAE(Model):
         known = configured("latent prior", latent_prior)
         if known is None:
             raise ValueError(
-                f"latent_prior is {latent_prior!r}; expected 'normal' or 'conditional', or a registered "
-                "lacova.priors.LatentPrior."
+                f"latent_prior is {latent_prior!r}; expected 'normal' or 'conditional', or a lacova.priors.LatentPrior "
+                "with @lacova.register(...) above it, its configuration by keyword."
             )
         built_in = latent_prior in ("normal", "conditional")
         self.latent_prior: Any = latent_prior if built_in else factory("latent prior", *known)

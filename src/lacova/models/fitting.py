@@ -13,7 +13,7 @@ import torch
 from lacova.covariates.masked_loss import masking_rate
 from lacova.covariates.single_imputation import FILLS, Fill
 from lacova.data.io.dataframes import to_pandas
-from lacova.data.io.parquet import Layout, Source, is_stream, open_source
+from lacova.data.io.parquet import Layout, Source
 from lacova.data.labels import Fingerprints
 from lacova.data.statistics import ColumnStatistics
 from lacova.data.survey import Survey, lay_out, survey
@@ -22,6 +22,7 @@ from lacova.data.table_encoder import TableEncoder
 from lacova.inference.vae import ConditionalVAE
 from lacova.models.builder import build
 from lacova.models.settings import Storable, identity
+from lacova.models.streams import opened
 from lacova.training.checkpoint import Checkpoint
 from lacova.training.distributed import Team
 from lacova.training.loader import Loader, TableLoader
@@ -69,13 +70,14 @@ def read_training_data(
     model: Storable, train: Any, validation: Any, options: FitOptions, device: torch.device, team: Team
 ) -> TrainingData:
     """Read the rows, once if they do not fit memory, and learn from them what comes before the networks."""
-    schema, opened = model.schema, _opened(model, train)
+    schema = model.schema
+    data = opened(train, schema.instance, schema.columns)
     first_pass: Survey | None = None
-    if isinstance(opened, Source):
-        first_pass = survey(opened, schema, options.seed)
+    if isinstance(data, Source):
+        first_pass = survey(data, schema, options.seed)
         frame, statistics = first_pass.sample, first_pass.statistics
     else:
-        frame, _ = to_pandas(opened, schema.columns)
+        frame, _ = to_pandas(data, schema.columns)
         statistics = _statistics(model, frame)
     encoder = TableEncoder.from_statistics(statistics, model.scaling, frame)
     table = encoder.encode(frame)
@@ -83,8 +85,8 @@ def read_training_data(
     table = table if fill is None else fill(table)
     rate = masking_rate(table)
 
-    def encode(data: Any) -> Table:
-        rows = encoder.encode(to_pandas(data, schema.columns)[0])
+    def encode(part: Any) -> Table:
+        rows = encoder.encode(to_pandas(part, schema.columns)[0])
         return rows if fill is None else fill(rows)
 
     varies = torch.as_tensor(~statistics.constant())
@@ -97,7 +99,7 @@ def read_training_data(
     def stream(source: Source, layout: Layout, read: Callable[[Any], Table]) -> Loader:
         return StreamLoader(source, layout, schema.columns, read, table, rate, options, device, team)
 
-    held_out, loader = _opened(model, validation), None
+    held_out, loader = opened(validation, schema.instance, schema.columns), None
     if isinstance(held_out, Source):
         loader = stream(held_out, lay_out(held_out, schema.columns, encode), encode_validation)
     elif held_out is not None:
@@ -106,15 +108,10 @@ def read_training_data(
         rows = TableLoader(table, rate, options, device, team)
         return TrainingData(encoder, fill, table, rows, loader, frozenset(table.labels))
     trained = Fingerprints(first_pass.layout.prints)
-    return TrainingData(encoder, fill, table, stream(opened, first_pass.layout, encode), loader, trained)
+    return TrainingData(encoder, fill, table, stream(data, first_pass.layout, encode), loader, trained)
 
 
 def _statistics(model: Storable, frame: pd.DataFrame) -> ColumnStatistics:
     statistics = ColumnStatistics(model.schema)
     statistics.add(frame)
     return statistics
-
-
-def _opened(model: Storable, data: Any) -> Any:
-    """Return what is behind a path or a dataset: a source to read in parts, or a table; a table is itself."""
-    return open_source(data, model.schema.instance, model.schema.columns) if is_stream(data) else data

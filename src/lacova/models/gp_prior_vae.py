@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -72,8 +71,10 @@ class GPPriorVAE(Model):
         self.expectation = expectation
         self.patient_effects = patient_effects
         self.fixed_effects = fixed_effects
-        self.kernels = _registered_kernels(prior) | dict(kernels or {})
-        self.components = components(prior, schema, self.kernels)
+        passed, known = dict(kernels or {}), registered("kernel")
+        self.components = components(prior, schema, passed, known)
+        used = {factor.kernel for component in self.components for factor in component.factors}
+        self.kernels = {name: known[name]() for name in known if name in used and name not in passed} | passed
         check_passed(self.components, self.kernels, schema)
         sampled = next((component for component in self.components if component.factors), None)
         if expectation == "exact" and sampled is not None:
@@ -135,8 +136,3 @@ class GPPriorVAE(Model):
         kernel = AdditiveKernel(self.components, encoder.space, self.latent_dim, scale=scale, passed=self.kernels)
         points = InducingPoints(inputs(self.inducing if kernel.shared else 0), encoder.space, self.latent_dim)
         return GPPrior(kernel, points, encoder.space, exact=self.expectation == "exact")
-
-
-def _registered_kernels(prior: str | None) -> dict[str, nn.Module]:
-    """Return the registered kernels that a formula names."""
-    return {name: make() for name, make in registered("kernel").items() if re.search(rf"\b{name}\s*\(", prior or "")}

@@ -18,7 +18,7 @@ class GPPVAE(GPPriorVAE):
 
     Casale et al. (2018) describe it for faces (objects) in several poses (views); patients at several visits are of the
     same form. Objects without features are independent (k is 1 for the same object and 0 for others); with features,
-    they lend each other strength. It is a `GPPriorVAE` with one component, without patients' levels.
+    they lend each other strength. It is a `GPPriorVAE` with one component, without random effects.
 
     Args:
         schema: the roles of the columns, an instance among them unless `objects` are given.
@@ -70,7 +70,7 @@ class GPPVAE(GPPriorVAE):
             raise ValueError(
                 f"views are told apart by {given}, of which none is a number: no view of an object would say anything "
                 "of another. Name a view that is a number, such as an angle, or objects=[...], or use LVAE, whose "
-                "patients have levels of their own."
+                "patients have components of their own."
             )
         product = Component(
             tuple(name for name in names if kinds[name] == "continuous"),

@@ -73,6 +73,11 @@ class GPVAE(Model):
             raise ValueError(
                 f"length_scale is {length_scale!r}; expected a positive number, in units of {schema.time!r}."
             )
+        if not hasattr(self.networks, "build_trunk"):
+            raise ValueError(
+                f"networks is {self.networks!r}; the encoder of a GPVAE is a chain along visits, and needs networks "
+                "with `build_trunk` and `encoder`, as Dense(...) and Conv(...) have."
+            )
         self.kernel, self.posterior = kernel, posterior
         self.length_scale = None if length_scale is None else float(length_scale)
         self.learn_length_scale = bool(learn_length_scale)

@@ -20,7 +20,7 @@ from lacova.priors.mixture import MixtureNormal
 
 @register("HIVAE")
 class HIVAE(VAE):
-    """VAE of mixed measurements: each column a law of its own, z from a mixture, a decoder with a head per column.
+    """VAE of mixed measurements: columns of several families, z from a mixture, a decoder with a head per column.
 
     As Nazábal et al. (2020) describe: p(s) uniform on C components, p(z | s) = N(μ_s, I), a shared g(z) that gives each
     column a few numbers of its own, and a small head per column. Two things differ. q(z | y_o) is one normal, and q(s)

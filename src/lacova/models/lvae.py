@@ -16,7 +16,7 @@ class LVAE(GPPriorVAE):
 
     The prior is `gp` of each continuous covariate, `gp(time)` for each level of each categorical one, a level of each
     patient and a course in time of each patient; the bound is D̂⁴, over whole patients. It is a `GPPriorVAE` without
-    patients' levels of the measurements, which is what Ramchandran et al. (2021) describe; gaps in X are the addition.
+    random effects on the measurements, which is what Ramchandran et al. (2021) describe; gaps in X are the addition.
 
     Args:
         schema: the roles of the columns, an instance and a time among them.

@@ -30,7 +30,16 @@ def migrated(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tupl
         settings["patient_effects"] = "intercept"
     if settings.get("kernels") == {"map": []}:
         settings["kernels"] = []
+    networks = dict(settings["networks"]["map"])
+    name = networks.pop("kind")
+    configuration = {"map": [[key, value] for key, value in networks.items()]}
+    settings["networks"] = {"map": [["name", name], ["configuration", configuration]]}
     document["settings"] = settings
+    sizes = document["sizes"]
+    document["sizes"] = {
+        "inducing": sizes["inducing"],
+        "covariate prior": {"mixture": sizes["mixture"]} if sizes["mixture"] else {},
+    }
     document["options"] = {OPTIONS.get(name, name): value for name, value in document["options"].items()}
     document["training"] = [TRAINING.get(name, name) for name in document["training"]]
     document["registered"] = []

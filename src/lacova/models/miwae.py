@@ -72,8 +72,8 @@ class NotMIWAE(MIWAE):
         for name, kind in schema.kinds.items():
             if kind != "lognormal":
                 raise ValueError(
-                    f"a NotMIWAE draws what gaps hide from normal laws, but {name!r} is {kind}; give it the kind "
-                    "gaussian or lognormal, or use MIWAE."
+                    f"a NotMIWAE draws missing values from normal distributions, but {name!r} is {kind}; give it the "
+                    "kind gaussian or lognormal, or use MIWAE."
                 )
         self.mechanism = mechanism
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import re
@@ -11,6 +12,8 @@ from functools import partial
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import pandas as pd
+import torch
+from torch import nn
 
 from lacova import __version__
 from lacova.covariates.single_imputation import Fill
@@ -65,8 +68,14 @@ def identity(model: Storable) -> dict[str, Any]:
 
 def arguments(model: Storable) -> dict[str, Any]:
     """Return the keyword arguments that make the unfitted model; of a GP prior, its formula."""
-    names = setting_names(type(model))
-    return {name: getattr(model, "formula" if name == "prior" else name) for name in names}
+    names = {name: "formula" if name == "prior" else name for name in setting_names(type(model))}
+    lost = [name for name, attribute in names.items() if not hasattr(model, attribute)]
+    if lost:
+        raise StorageError(
+            f"the setting {lost[0]!r} of {type(model).__name__} is not kept: set self.{lost[0]} in its constructor, or "
+            "name it in `settled`."
+        )
+    return {name: getattr(model, attribute) for name, attribute in names.items()}
 
 
 def setting_names(cls: type[Storable]) -> list[str]:
@@ -81,13 +90,13 @@ def packed_settings(model: Storable, without: str | None = None) -> dict[str, An
     values = {name: value for name, value in arguments(model).items() if name != without}
     if "networks" in values:
         networks = values["networks"]
-        values["networks"] = {"kind": _networks_name(networks), **asdict(networks)}
+        values["networks"] = {"name": _networks_name(networks), "configuration": asdict(networks)}
     for name, kind in OWN_PARTS.items():
         if name in values and not isinstance(values[name], str):
             part, configuration = configured(kind, values[name]) or (None, {})
             values[name] = {"name": part, "configuration": configuration}
     if "kernels" in values:
-        values["kernels"] = [_kernel_name(name, kernel) for name, kernel in values["kernels"].items()]
+        values["kernels"] = [_kernel_name(model, name, kernel) for name, kernel in values["kernels"].items()]
     return {name: pack(value, f"setting {name}") for name, value in values.items()}
 
 
@@ -109,14 +118,20 @@ def parts_of_others(model: Storable) -> list[list[str]]:
 
 def check_registered(document: Mapping[str, Any]) -> None:
     """Refuse a file with a part that is not registered, and say what to import."""
-    for kind, name, module in document.get("registered", []):
-        if kind not in PARTS or not all(isinstance(text, str) for text in (name, module)):
-            raise StorageError("its registered parts cannot be read")
+    listed = document.get("registered", [])
+    if not isinstance(listed, list) or not all(_is_part(entry) for entry in listed):
+        raise StorageError("its registered parts cannot be read")
+    for kind, name, module in listed:
         if name not in registered(kind):
             raise StorageError(
                 f"its {kind} {name!r} is not registered: import the module that registers it, which was {module!r}, "
                 "and load it again"
             )
+
+
+def _is_part(entry: Any) -> bool:
+    texts = isinstance(entry, list) and len(entry) == 3 and all(isinstance(text, str) for text in entry)
+    return texts and entry[0] in PARTS
 
 
 def unpacked_schema(document: Mapping[str, Any]) -> Schema:
@@ -144,7 +159,10 @@ def unfitted(cls: type[M], schema: Schema, document: Mapping[str, Any]) -> M:
         if isinstance(settings.get(name), dict):
             settings[name] = factory(kind, settings[name]["name"], settings[name]["configuration"])
     if "kernels" in settings:
-        settings["kernels"] = {name: lookup("kernel", name)() for name in settings["kernels"]}
+        names = settings["kernels"]
+        if not isinstance(names, tuple) or len(names) > len(set(names)):
+            raise StorageError("its kernels are not all different")
+        settings["kernels"] = {name: lookup("kernel", name)() for name in names}
     return cls(schema, **settings)
 
 
@@ -179,7 +197,7 @@ def _networks_name(networks: Networks) -> str:
     return name
 
 
-def _kernel_name(name: str, kernel: Any) -> str:
+def _kernel_name(model: Any, name: str, kernel: nn.Module) -> str:
     """Return the name of a kernel; refuse one that the registered factory would not make again."""
     make = registered("kernel").get(name)
     if make is None:
@@ -187,19 +205,26 @@ def _kernel_name(name: str, kernel: Any) -> str:
             f"kernel {name!r} cannot be saved, because it has no name to be loaded by: "
             f"put @lacova.register({name!r}) above a function that returns it."
         )
-    again = make()
-    shapes = [{key: value.shape for key, value in part.state_dict().items()} for part in (kernel, again)]
-    if repr(kernel) != repr(again) or shapes[0] != shapes[1]:
+    factors = (factor for component in model.components for factor in component.factors if factor.kernel == name)
+    columns = len(next(factors).columns)
+    x = torch.randn(5, columns, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    try:
+        again = copy.deepcopy(make()).double()
+        again.load_state_dict(kernel.state_dict())
+        same = torch.equal(again(x, x).to_dense(), copy.deepcopy(kernel).double()(x, x).to_dense())
+    except (RuntimeError, ValueError, TypeError, AttributeError):
+        same = False
+    if not same:
         raise StorageError(f"kernel {name!r} cannot be saved: the kernel registered under that name is another one.")
     return name
 
 
 def _networks(stored: dict[str, Any]) -> Networks:
-    kind = lookup("networks", stored.pop("kind"))
+    kind, configuration = lookup("networks", stored["name"]), dict(stored["configuration"])
     if getattr(kind, "__module__", "").split(".")[0] != "lacova":
-        return cast(Networks, kind(**stored))
-    flags = {name: stored.pop(name) for name in ("linear",) if type(stored.get(name)) is bool}
-    shape: dict[str, Any] = {name: tuple(whole_size(n, 1) for n in widths) for name, widths in stored.items()}
+        return cast(Networks, kind(**configuration))
+    flags = {name: configuration.pop(name) for name in ("linear",) if type(configuration.get(name)) is bool}
+    shape: dict[str, Any] = {name: tuple(whole_size(n, 1) for n in widths) for name, widths in configuration.items()}
     if sum(map(len, shape.values())) > MAX_LAYERS:
         raise StorageError(f"its networks have more than {MAX_LAYERS} layers")
     return cast(Networks, kind(**shape, **flags))

@@ -56,7 +56,7 @@ def take_apart(model: Storable) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "schema": {field.name: pack(getattr(schema, field.name), "schema") for field in fields(schema)},
         "levels": {"map": [[pack(k, "schema"), pack(v, f"levels of column {k!r}")] for k, v in encoder.levels.items()]},
         "options": {k: pack(v, f"fit option {k}") for k, v in asdict(model._options).items()},
-        "sizes": {"mixture": 0, "inducing": 0, **vae.covariate_prior.sizes(), **vae.prior.sizes()},
+        "sizes": {"inducing": vae.prior.inducing_count, "covariate prior": vae.covariate_prior.sizes()},
         "training": pack(list(training.columns), "columns of training"),
         "trained": pack(known, f"labels of the instance column {schema.instance!r}"),
     }
@@ -64,7 +64,8 @@ def take_apart(model: Storable) -> tuple[dict[str, Any], dict[str, Tensor]]:
         again = unfitted(type(model), unpacked_schema(document), document)
     except ValueError as error:
         raise StorageError(f"schema and settings cannot be written down: {str(error).rstrip('.')}.") from error
-    if again.schema != schema or packed_settings(again) != document["settings"]:
+    same = again.schema == schema and again.networks == model.networks
+    if not same or packed_settings(again) != document["settings"]:
         raise StorageError("schema and settings cannot be written down: they would not come back as they are.")
     tensors = {f"vae.{name}": value for name, value in vae.state_dict().items()}
     tensors |= {f"encoder.{name}": torch.as_tensor(getattr(encoder, name), dtype=torch.float64) for name in SCALES}
@@ -93,7 +94,8 @@ def put_together(document: Mapping[str, Any], tensors: Mapping[str, Tensor], cla
     model._encoder = encoder = _encoder(schema, document, parts, model.scaling == "normal")
     FactorisedPrior.blank(encoder.space).override(encoder, model.covariate_prior)  # refuses what makes no sense
     model._options = FitOptions(**known_values(document, "options", [field.name for field in fields(FitOptions)]))
-    sizes = {name: whole_size(n, 0) for name, n in document["sizes"].items()}
+    own = {name: whole_size(n, 0) for name, n in document["sizes"]["covariate prior"].items()}
+    sizes = {"inducing": whole_size(document["sizes"]["inducing"], 0), "covariate prior": own}
     model._vae = _read_into(partial(build_blank, model, encoder, sizes), parts, _is_small(model, encoder, document))
     model._fill = _fill(model.covariates, encoder, parts) if model.covariates in FILLS else None
     model._trained = frozenset(_labels(unpack(document["trained"])))
@@ -165,11 +167,12 @@ def _is_small(model: Storable, encoder: TableEncoder, document: Mapping[str, Any
     claims, sizes = [abs(n) for n in _numbers(document["settings"])], document["sizes"]
     largest = (
         wide * max(wide, deep**2),
-        max(sizes["mixture"], 1) * wide**2,
+        max(*sizes["covariate prior"].values(), 1, 1) * wide**2,
         model.latent_dim * sizes["inducing"] ** 2,
         sum(claims) * (wide + max(claims)),  # all layers
     )
-    return isinstance(model.networks, Dense) and all(size <= SMALL for size in largest)  # NaN is not
+    own = type(model.networks) is Dense and not parts_of_others(model)  # sizes of other parts are not known
+    return own and all(size <= SMALL for size in largest)  # NaN is not
 
 
 def _numbers(packed: Any) -> Iterator[float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from itertools import pairwise
 from typing import ClassVar
 
@@ -154,9 +154,9 @@ def resolve(networks: str | Networks) -> Networks:
                 f"networks is {networks!r}; the presets are {', '.join(PRESETS)}, or pass Dense(...) or Conv(...)."
             )
         return PRESETS[networks]
-    if not isinstance(networks, Networks):
+    if not isinstance(networks, Networks) or not is_dataclass(networks):
         raise ValueError(
-            f"networks is {networks!r}; expected Dense(...), Conv(...), other lacova.nn.Networks, "
+            f"networks is {networks!r}; expected Dense(...), Conv(...), a dataclass derived from lacova.nn.Networks, "
             f"or one of {', '.join(PRESETS)}."
         )
     return networks

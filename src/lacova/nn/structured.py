@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -92,11 +93,9 @@ class ChainNetworks(Networks):
     banded: bool
 
     def build_encoder(self, measurements: MeasurementSpace, features: int, latent_dim: int) -> ChainEncoder:
-        if not isinstance(self.networks, Dense | Conv):
-            raise ValueError(
-                f"networks is {self.networks!r}; the encoder of a chain along visits needs Dense(...) or Conv(...)."
-            )
-        return ChainEncoder(self.networks, measurements, features, latent_dim, time=self.time, banded=self.banded)
+        return ChainEncoder(
+            cast(Dense | Conv, self.networks), measurements, features, latent_dim, time=self.time, banded=self.banded
+        )
 
     def build_decoder(self, inputs: int, outputs: int) -> nn.Module:
         return self.networks.build_decoder(inputs, outputs)

@@ -128,6 +128,7 @@ class LatentPrior(nn.Module, ABC):
     integrates: bool = False
     scenario_columns: Sequence[int] | None = None
     fast: bool = False
+    inducing_count: int = 0  # M of a GP prior, by which its state is stored
 
     @classmethod
     def build(cls, space: CovariateSpace, latent_dim: int, **configuration: Any) -> Self:
@@ -190,10 +191,6 @@ class LatentPrior(nn.Module, ABC):
     def draw_shared(self, draws: int, generator: torch.Generator) -> Tensor | None:
         """Draw what is uncertain about p(z | x) and common to all rows; None if there is nothing."""
         return None
-
-    def sizes(self) -> dict[str, int]:
-        """Return by name the sizes of the state that depend on the training rows; by default, none."""
-        return {}
 
     def natural_step(self, statistics: NaturalStatistics, rate: float) -> None:
         """Take a natural-gradient step of q(v), if `kl` returned statistics."""

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from lacova.covariates.scenarios import Scenarios
 from lacova.data.batches import Batch
+from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import FactorisedDistribution
+from lacova.data.registry import register
 from lacova.nn.latents import Latents
 from lacova.nn.linalg import gaussian_kl, log_normal
 from lacova.priors.base import History, LatentPrior, PriorTerms
 
 
+@register("mixture")
 class MixtureNormal(LatentPrior):
     """p(z) = 1/C Σ_s N(z; μ_s, I) with learnt means, which are centred at zero.
 
@@ -33,6 +37,10 @@ class MixtureNormal(LatentPrior):
     def __init__(self, latent_dim: int, components: int) -> None:
         super().__init__()
         self.raw_means = nn.Parameter(torch.randn(components, latent_dim))
+
+    @classmethod
+    def build(cls, space: CovariateSpace, latent_dim: int, **configuration: Any) -> Self:
+        return cls(latent_dim, **configuration)
 
     @property
     def means(self) -> Tensor:

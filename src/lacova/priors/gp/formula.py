@@ -79,10 +79,12 @@ class Component:
         return ":".join([*smooth, *map(str, self.factors), *(f"cat({_quoted(c)})" for c in categories)])
 
 
-def components(prior: str | None, schema: Schema, passed: Collection[str] = ()) -> list[Component]:
+def components(
+    prior: str | None, schema: Schema, passed: Collection[str] = (), known: Collection[str] = ()
+) -> list[Component]:
     """Return the components of a formula, of a variant by its name, or, for None, of the variant that suits the schema.
 
-    `passed` names further kernels, each of which the formula must use.
+    `passed` names further kernels, each of which the formula must use; `known` those that it may use.
     """
     for name in passed:
         if name in KERNELS or not re.fullmatch(r"[^\W\d]\w*", name):
@@ -91,7 +93,7 @@ def components(prior: str | None, schema: Schema, passed: Collection[str] = ()) 
             )
     if prior is None:
         prior = "longitudinal" if schema.instance else "temporal" if schema.time else "regression"
-    terms = _variant(prior, schema) if prior in VARIANTS else _parse(prior, schema, passed)
+    terms = _variant(prior, schema) if prior in VARIANTS else _parse(prior, schema, {*passed, *known})
     unused = sorted(set(passed) - {factor.kernel for component in terms for factor in component.factors})
     if unused:
         raise FormulaError(

@@ -68,6 +68,7 @@ class GPPrior(JointRowsPrior):
         completed = [c in (self.scenario_columns or ()) for c in range(len(space.names))]
         self.register_buffer("completed", torch.tensor(completed), persistent=False)
         latent_dim, count = inducing.shift.shape
+        self.inducing_count = count
         self.width = latent_dim * count
         dtype = inducing.shift.dtype
         self.raw_noise = nn.Parameter(torch.full((latent_dim,), noise - _NOISE_FLOOR, dtype=dtype).log())
@@ -182,9 +183,6 @@ class GPPrior(JointRowsPrior):
         value = -0.5 * (parts + pad.filled.sum(1) * log_2pi).sum(0).unflatten(0, (draws, patients))
         first = pad.places[:, 0]
         return Density(batch.in_first_row(value), kl, lambda weight: statistics(weight.flatten()[first]))
-
-    def sizes(self) -> dict[str, int]:
-        return {"inducing": self.inducing.shift.shape[1]}
 
     def natural_step(self, statistics: NaturalStatistics, rate: float) -> None:
         self.inducing.natural_step(statistics, rate)

@@ -63,7 +63,8 @@ def identity(model: Storable) -> dict[str, Any]:
     kernels = getattr(model, "kernels", {})
     digests = {name: [repr(kernel), digest(kernel.state_dict())] for name, kernel in kernels.items()}
     schema = {f"{f.name} of the schema": pack(getattr(model.schema, f.name), "schema") for f in fields(model.schema)}
-    return {"model": type(model).__name__, **packed_settings(model, without="kernels"), "kernels": digests, **schema}
+    settings = packed_settings(model, without="kernels", to_save=False)
+    return {"model": type(model).__name__, **settings, "kernels": digests, **schema}
 
 
 def arguments(model: Storable) -> dict[str, Any]:
@@ -85,12 +86,13 @@ def setting_names(cls: type[Storable]) -> list[str]:
     return list(dict.fromkeys(p.name for p in keywords if p.name not in cls.settled))
 
 
-def packed_settings(model: Storable, without: str | None = None) -> dict[str, Any]:
-    """Return the settings as JSON; refuse parts that are not registered."""
+def packed_settings(model: Storable, without: str | None = None, to_save: bool = True) -> dict[str, Any]:
+    """Return the settings as JSON; where they are to be saved, refuse networks that are not registered."""
     values = {name: value for name, value in arguments(model).items() if name != without}
     if "networks" in values:
         networks = values["networks"]
-        values["networks"] = {"name": _networks_name(networks), "configuration": asdict(networks)}
+        name = _networks_name(networks) if to_save else type(networks).__qualname__
+        values["networks"] = {"name": name, "configuration": asdict(cast(Any, networks))}
     for name, kind in OWN_PARTS.items():
         if name in values and not isinstance(values[name], str):
             part, configuration = configured(kind, values[name]) or (None, {})

@@ -80,7 +80,7 @@ def test_an_unfitted_model_is_refused(make, use):
         (
             lambda: CVAE(VISITS, covariates="y"),
             "covariates is 'y'; expected one of joint, factorised, paper, mean, knn, iterative, zero, oracle, or a "
-            "registered lacova.covariates.CovariatePrior.",
+            "lacova.covariates.CovariatePrior with @lacova.register(...) above it, its configuration by keyword.",
         ),
         (
             lambda: CVAE(VISITS, covariate_prior={"age": (50, 10)}),

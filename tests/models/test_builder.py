@@ -112,7 +112,7 @@ def test_the_covariate_prior_is_updated_only_on_request(make):
 def test_blank_networks_have_the_parts_and_shapes_of_built_ones(make):
     model = make(VISITS).fit(numbered_visits(), max_epochs=1)
     vae = model._vae
-    sizes = {"mixture": 0, "inducing": 0, **vae.covariate_prior.sizes(), **vae.prior.sizes()}
+    sizes = {"inducing": vae.prior.inducing_count, "covariate prior": vae.covariate_prior.sizes()}
     blank = build_blank(make(VISITS), model._encoder, sizes)
     shapes = [{name: value.shape for name, value in one.state_dict().items()} for one in (vae, blank)]
     assert shapes[0] == shapes[1]

@@ -19,7 +19,7 @@ def test_cvae_takes_any_gaps(table, latent, covariates):
 
 
 def test_an_unknown_latent_prior_is_refused():
-    message = r"^latent_prior is 'gp'; expected 'normal' or 'conditional', or a registered lacova\.priors\.LatentPrior"
+    message = r"^latent_prior is 'gp'; expected 'normal' or 'conditional', or a lacova\.priors\.LatentPrior with @"
     with pytest.raises(ValueError, match=message):
         CVAE(VISITS, latent_prior="gp")
 

@@ -66,7 +66,7 @@ def register(name: str) -> Callable[[T], T]:
                 f"register({name!r}) takes a class of one of lacova's protocols, a kernel's class, or a function that "
                 f"returns a kernel; got {part!r}."
             )
-        if part.__module__.split(".")[0] != "lacova" and name.lower() in map(str.lower, RESERVED[kind]):
+        if _origin(part)[0].split(".")[0] != "lacova" and name.lower() in map(str.lower, RESERVED[kind]):
             raise ValueError(f"{name!r} is a {kind} of lacova's own; choose another name.")
         known = _REGISTERED[kind]
         other = known.get(name)

@@ -114,7 +114,7 @@ def parts_of_others(model: Storable) -> list[list[str]]:
         if not isinstance(value, str):
             used.append((kind, value.func if isinstance(value, partial) else value))
     used += [("kernel", lookup("kernel", name)) for name in getattr(model, "kernels", {})]
-    others = [(kind, name_of(kind, part), part.__module__) for kind, part in used]
+    others = [(kind, name_of(kind, part), str(part.__module__)) for kind, part in used]
     return sorted([kind, str(name), module] for kind, name, module in others if module.split(".")[0] != "lacova")
 
 
@@ -223,7 +223,7 @@ def _kernel_name(model: Any, name: str, kernel: nn.Module) -> str:
 
 def _networks(stored: dict[str, Any]) -> Networks:
     kind, configuration = lookup("networks", stored["name"]), dict(stored["configuration"])
-    if getattr(kind, "__module__", "").split(".")[0] != "lacova":
+    if str(kind.__module__).split(".")[0] != "lacova":
         return cast(Networks, kind(**configuration))
     flags = {name: configuration.pop(name) for name in ("linear",) if type(configuration.get(name)) is bool}
     shape: dict[str, Any] = {name: tuple(whole_size(n, 1) for n in widths) for name, widths in configuration.items()}

@@ -23,6 +23,7 @@ from lacova.inference.vae import ConditionalVAE
 from lacova.models.builder import build
 from lacova.models.settings import Storable, identity
 from lacova.models.streams import opened
+from lacova.nn.threads import suitable_threads
 from lacova.training.checkpoint import Checkpoint
 from lacova.training.distributed import Team
 from lacova.training.loader import Loader, TableLoader
@@ -57,12 +58,13 @@ def fit_process(
 ) -> tuple[FittedParts, Outcome]:  # fmt: skip
     """Fit in this process; the model itself stays as it was."""
     file = Checkpoint(*checkpoint, identity(model)) if checkpoint is not None and team.main else None
-    data = read_training_data(model, train, validation, options, device, team)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(options.seed)
-        vae = build(model, data.encoder, data.table, options.seed)
-    vae.to(device)
-    outcome = Trainer(vae, data.train, data.validation, options, file).run()
+    with suitable_threads(model.networks.parallel):
+        data = read_training_data(model, train, validation, options, device, team)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(options.seed)
+            vae = build(model, data.encoder, data.table, options.seed)
+        vae.to(device)
+        outcome = Trainer(vae, data.train, data.validation, options, file).run()
     return FittedParts(data.encoder, data.fill, data.trained, vae), outcome
 
 

@@ -16,6 +16,7 @@ from lacova.models.base import Model
 from lacova.models.checks import check_interval, in_memory, whole_number
 from lacova.models.inference import MEAN_DRAWS
 from lacova.models.requirements import require_covariates
+from lacova.nn.threads import with_suitable_threads
 from lacova.priors.base import LatentPrior
 from lacova.priors.gp.factors import check_passed
 from lacova.priors.gp.formula import components
@@ -102,6 +103,7 @@ class GPPriorVAE(Model):
         """The prior as a formula."""
         return " + ".join(component.formula(self.schema) for component in self.components)
 
+    @with_suitable_threads
     def effects(self, data: Frame, *, draws: int = MEAN_DRAWS, interval: float = 0.9, seed: int = 0) -> Effects[Frame]:
         """Return the effect of each component of the prior on each measurement, row by row, and its share of variance.
 

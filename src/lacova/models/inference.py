@@ -34,6 +34,7 @@ from lacova.inference.what_if import WhatIf, compare, encode_setting, from_text
 from lacova.likelihoods.moments import Moments
 from lacova.models.checks import check_interval, history_in_memory, in_memory, no_output_file, whole_number
 from lacova.models.streams import opened, parts, write_answers
+from lacova.nn.threads import with_suitable_threads
 from lacova.training.options import FitOptions
 
 MEAN_DRAWS = 100
@@ -55,6 +56,7 @@ class Inference:
     _trained: frozenset[Any] | Fingerprints
     _options: FitOptions
 
+    @with_suitable_threads
     def impute(
         self, data: Frame, draws: int | None = None, *, interval: float | None = None, probabilities: bool = False,
         seed: int = 0, independent_noise: bool = False, out: str | os.PathLike[str] | None = None,
@@ -123,6 +125,7 @@ class Inference:
         """Return whether imputation weights draws: as training did, unless z of a row depends on that of others."""
         return vae.prior.independent and (self._options.importance > 1 or vae.missingness is not None)
 
+    @with_suitable_threads
     @torch.no_grad()
     def prior_covariates(self, data: Frame, *, draws: int = MEAN_DRAWS, seed: int = 0) -> Frame:
         """Draw missing covariates from p(x_u | x_o), without the measurements.
@@ -152,6 +155,7 @@ class Inference:
         tables = completed_draws(frame, encoder, drawn, table, whole_number(draws))
         return origin.table(tables[["draw", *self._input_columns]])
 
+    @with_suitable_threads
     def predict(
         self, x: Frame, history: Any = None, *, draws: int = MEAN_DRAWS, interval: float | None = None,
         probabilities: bool = False, seed: int = 0, independent_noise: bool = False,
@@ -190,6 +194,7 @@ class Inference:
         summary = summarise(drawn, len(frame), encoder, interval)
         return origin.table(predicted(frame.index, encoder, summary, probabilities))
 
+    @with_suitable_threads
     def sample(
         self, x: Frame, history: Any = None, *, draws: int = 20, seed: int = 0, independent_noise: bool = False,
         out: str | os.PathLike[str] | None = None,
@@ -211,6 +216,7 @@ class Inference:
         drawn = self._predictive_draws(frame, history, draws, seed, independent_noise)
         return origin.table(predicted_draws(frame.index, encoder, drawn, draws))
 
+    @with_suitable_threads
     def what_if(
         self, data: Frame, changes: Mapping[str, Any], history: Any = None, *, draws: int = INTERVAL_DRAWS,
         interval: float = 0.9, seed: int = 0, keep_draws: bool = False,
@@ -250,6 +256,7 @@ class Inference:
         """Return a covariate's value as typed, for `what_if`: the level that reads like that, or a number."""
         return from_text(self._fitted()[0], covariate, text)
 
+    @with_suitable_threads
     def filter(
         self, data: Frame, *, draws: int = INTERVAL_DRAWS, interval: float = 0.9, seed: int = 0,
         independent_noise: bool = False,
@@ -288,6 +295,7 @@ class Inference:
             tables.append(predicted(cast("pd.Index[Any]", pd.Index(rows)), encoder, summary, probabilities=True))
         return origin.table(beside_observed(frame, encoder, pd.concat(tables).sort_index()))
 
+    @with_suitable_threads
     def log_likelihood(
         self, data: Any, *, draws: int = MEAN_DRAWS, seed: int = 0, out: str | os.PathLike[str] | None = None
     ) -> Any:
@@ -335,6 +343,7 @@ class Inference:
         by_measurement, together = self.scores(data, draws=draws, seed=seed)
         return by_measurement if columns else together
 
+    @with_suitable_threads
     def scores(self, data: Any, *, draws: int = MEAN_DRAWS, seed: int = 0) -> tuple[pd.DataFrame, dict[str, float]]:
         """Return both answers of `score`, by measurement and over all, from the same predictions."""
         encoder, vae = self._fitted()
@@ -346,6 +355,7 @@ class Inference:
         table, rows = by_column(vae, encoder, predictions(vae, tables, whole_number(draws)))
         return table, overall(table, encoder.scales.spread, rows)
 
+    @with_suitable_threads
     @torch.no_grad()
     def embed(self, data: Frame, *, out: str | os.PathLike[str] | None = None) -> Frame:
         """Return mean and variance of q(z | y_o, x_o) of each row: columns `z1`, ..., then `z1_var`, ...
@@ -365,6 +375,7 @@ class Inference:
         columns = [*names, *(f"{name}_var" for name in names)]
         return origin.table(pd.DataFrame(values.numpy(), index=frame.index, columns=columns))
 
+    @with_suitable_threads
     @torch.no_grad()
     def elbo(self, data: Any, *, samples: int = 1, seed: int = 0) -> dict[str, float]:
         """Return the named terms of the bound on log p(Y_o | X_o) over a table, in the measurements' own units."""

@@ -24,9 +24,14 @@ class Networks(ABC):
     To bring networks of your own, derive a frozen dataclass from this class, register it, and pass an instance as
     `networks=`. Its fields are saved with the model: text, numbers, True and False, None, and tuples of these.
     `lacova.testing.check_networks` runs the contract.
+
+    Attributes:
+        parallel: whether layers are so large that several threads repay their cost, as convolutions of images are.
+            While a model works with other networks, torch has one thread.
     """
 
     part_kind: ClassVar[str] = "networks"
+    parallel: ClassVar[bool] = False
 
     @abstractmethod
     def build_encoder(self, measurements: MeasurementSpace, features: int, latent_dim: int) -> nn.Module:
@@ -89,6 +94,7 @@ class Conv(Networks):
         decoder: widths of the dense layers before the transposed ones.
     """
 
+    parallel: ClassVar[bool] = True
     image: tuple[int, int] = (36, 36)
     encoder_filters: tuple[int, int] = (144, 144)
     decoder_filters: tuple[int, int] = (256, 256)

@@ -101,3 +101,16 @@ def test_embedding_is_that_of_the_encoder():
     mean, var = vae.encoder(encoded.y, encoded.y_mask, encoder.space.features(encoded.x, encoded.x_mask))
     assert np.allclose(z, torch.cat([mean, var], 1).detach().numpy(), atol=1e-6)
     assert (z["z1_var"] > 0).all()
+
+
+def test_an_update_of_the_covariate_prior_stays_where_it_is_in_memory():
+    """A captured graph reads the prior at the addresses at which it was recorded."""
+    table = pd.DataFrame({"a": np.arange(20.0), "c": list("xyxyz") * 4, "y": np.arange(20.0)})
+    schema = lacova.Schema(["y"], {"a": "continuous", "c": "categorical"})
+    model = lacova.CVAE(schema, latent_dim=1).fit(table, max_epochs=1)
+    encoder, vae = model._fitted()
+    before = {name: (value.data_ptr(), value.clone()) for name, value in vae.covariate_prior.state_dict().items()}
+    vae.update_prior(encoder.encode(table.assign(a=np.arange(20.0) ** 2)))
+    after = vae.covariate_prior.state_dict()
+    assert all(after[name].data_ptr() == place for name, (place, _) in before.items())
+    assert any(not torch.equal(after[name], value) for name, (_, value) in before.items())

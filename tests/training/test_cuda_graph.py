@@ -222,3 +222,21 @@ def test_a_captured_step_gives_the_weights_of_an_eager_one(name, cap):
     for part, value in one.state_dict().items():
         torch.testing.assert_close(value, two.state_dict()[part], rtol=1e-6, atol=1e-7)
     assert not torch.equal(one.decoder.network[0].weight, start["decoder.network.0.weight"])
+
+
+def test_lines_that_only_fill_up_a_shape_hold_levels():
+    """They repeat the first row, whose missing category would else hold a draw of a number, beyond all levels."""
+    vae, options, loader = built("rows", None)
+    training_batch = next(loader.epoch(vae, 0))
+    sizes = {part: size + 3 for part, size in _sizes(training_batch).items()}
+    large = padded(training_batch, sizes, 7)
+    categorical = vae.space.categorical
+    batch = replace(large.batch, x_mask=large.batch.x_mask.clone())
+    batch.x_mask[0, categorical] = False
+    eps = vae.draw_eps(batch, options.draws, torch.Generator().manual_seed(0))
+    q_x = vae.covariate_posterior(batch)
+    far = replace(q_x, mean=q_x.mean + 50.0)
+    x = large.plan.scenarios(far, batch, vae.space, eps).x[:, categorical]
+    assert categorical
+    assert bool((x == x.round()).all())
+    assert bool(((x >= 0) & (x < vae.space.max_levels)).all())

@@ -173,6 +173,8 @@ class Plan:
         """Fill in values and weights under `distribution`."""
         eps_x = share_static(eps.x, batch, space)
         drawn = distribution.mean[self.row] + distribution.var.sqrt()[self.row] * eps_x[self.sample, self.row]
+        if space.categorical:  # lines that only fill up a shape must hold levels, too: a density is evaluated there
+            drawn = drawn.index_fill(1, space.on(drawn.device).categorical, 0.0)
         x = torch.where(batch.x_mask[self.row], batch.x[self.row], drawn)
         weight = self.probability.to(x.dtype)
         if len(self.line):

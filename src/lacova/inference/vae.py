@@ -231,10 +231,13 @@ class ConditionalVAE(nn.Module):
         return factorised.draw(self.covariate_posterior(batch), batch, self.space, 1, generator)[0]
 
     def update_prior(self, completed: Table) -> None:
-        """Move the covariate prior towards completed training rows, on the host."""
-        device = self.device
-        self.covariate_prior.cpu().update(completed)
-        self.covariate_prior.to(device)
+        """Move the covariate prior towards completed training rows, on the host.
+
+        Its state is copied into place: a captured graph reads it where it lies.
+        """
+        prior = copy.deepcopy(self.covariate_prior).cpu()
+        prior.update(completed)
+        self.covariate_prior.load_state_dict(prior.state_dict())
 
     def _informed(self, batch: Batch) -> Tensor:
         """Return the entries (N×Q) whose row, or patient for visit-constant columns, has some y; all if q ignores y."""

@@ -192,7 +192,7 @@ class LatentPrior(nn.Module, ABC):
         """Draw what is uncertain about p(z | x) and common to all rows; None if there is nothing."""
         return None
 
-    def natural_step(self, statistics: NaturalStatistics, rate: float) -> None:
+    def natural_step(self, statistics: NaturalStatistics, rate: float | Tensor) -> None:
         """Take a natural-gradient step of q(v), if `kl` returned statistics."""
         raise NotImplementedError(f"{type(self).__name__} has no q(v)")
 

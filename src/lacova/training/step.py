@@ -45,6 +45,12 @@ class Step:
         self.bound = bound
         capture = captures(vae, options, device, team)
         self.optimiser = _optimiser(vae, options, units, capturable=capture)
+        self.natural_rate: float | Tensor = options.natural_rate
+        if capture and options.schedule != "constant":  # a graph reads rates that change from tensors
+            self.natural_rate = torch.tensor(options.natural_rate, dtype=torch.float64, device=device)
+            for group in self.optimiser.param_groups:
+                group["lr"] = torch.tensor(group["lr"], device=device)
+        self._rates = [options.learning_rate, options.learning_rate, options.fast_learning_rate]
         self.take: TakesBatch = self._take
         if capture:
             steps = -(-units // options.batch_size)
@@ -53,6 +59,18 @@ class Step:
     def seed(self, number: int) -> None:
         """Seed the random numbers of a step, by its number since training began."""
         self.generator.manual_seed(1_000_003 * self.options.seed + number)
+
+    def set_rates(self, factor: float) -> None:
+        """Set all rates to the options' times a factor."""
+        for group, rate in zip(self.optimiser.param_groups, self._rates, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate * factor)
+            else:
+                group["lr"] = rate * factor
+        if isinstance(self.natural_rate, Tensor):
+            self.natural_rate.fill_(self.options.natural_rate * factor)
+        else:
+            self.natural_rate = self.options.natural_rate * factor
 
     def _take(self, indexed: TrainingBatch | IndexedBatch, weight: float | Tensor) -> Tensor:
         options, training_batch = self.options, indexed.gather()
@@ -69,7 +87,7 @@ class Step:
             self.team.sum([*_gradients(self.vae), values, *(statistics or ())])
         self.optimiser.step()
         if statistics is not None:
-            self.vae.prior.natural_step(statistics, options.natural_rate)
+            self.vae.prior.natural_step(statistics, self.natural_rate)
         return values
 
     def snapshot(self) -> Callable[[], None]:

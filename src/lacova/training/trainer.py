@@ -95,7 +95,10 @@ class Trainer:
             self._update_prior(epoch)
         with _named_failure(epoch):
             for batch in train.epoch(vae, epoch, state.step):
-                self.step.seed(epoch * train.steps + state.step)
+                number = epoch * train.steps + state.step
+                self.step.seed(number)
+                if options.schedule != "constant":
+                    self.step.set_rates(options.rate_factor(number / (options.epochs * train.steps)))
                 state.sums += self.step.take(batch, options.latent_weight_at(epoch))
                 state.step += 1
                 if state.step < train.steps and self._pause(interrupt):

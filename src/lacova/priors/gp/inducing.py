@@ -90,7 +90,7 @@ class InducingPoints(nn.Module):
         return q
 
     @torch.no_grad()
-    def natural_step(self, statistics: NaturalStatistics, rate: float) -> None:
+    def natural_step(self, statistics: NaturalStatistics, rate: float | Tensor) -> None:
         """Take a natural-gradient step of size ρ = `rate`: H⁻¹ ← (1−ρ) H⁻¹ + ρ (I + A), H⁻¹m ← (1−ρ) H⁻¹m + ρ b.
 
         The bounds are quadratic in v, so that ρ = 1 on the whole table reaches their optimum.

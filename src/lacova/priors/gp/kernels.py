@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -114,11 +114,40 @@ def pair_shape(x1: Tensor, x2: Tensor) -> torch.Size:
 _Layout = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # `gp` and `cat` columns of each component
 
 
+class _Group(NamedTuple):
+    """Components with the same `gp` columns, which are evaluated at once: R of them, with C columns.
+
+    Attributes:
+        continuous: the `gp` columns.
+        components: their numbers among all.
+        scales: places of their length-scales among all (R·C), component by component.
+        categorical: the `cat` columns of each.
+    """
+
+    continuous: tuple[int, ...]
+    components: list[int]
+    scales: list[int]
+    categorical: list[tuple[int, ...]]
+
+
+def _groups(layout: _Layout) -> list[_Group]:
+    groups: dict[tuple[int, ...], _Group] = {}
+    start = 0
+    for r, (continuous, categorical) in enumerate(layout):
+        group = groups.setdefault(continuous, _Group(continuous, [], [], []))
+        group.components.append(r)
+        group.scales.extend(range(start, start + len(continuous)))
+        group.categorical.append(categorical)
+        start += len(continuous)
+    return list(groups.values())
+
+
 class _Products(torch.autograd.Function):
     """Σ_r exp(log s²_r − ½ Σ_c (x_c − x'_c)²/ℓ²_rc) Π_c 1[x_c = x'_c], with its gradient in closed form.
 
-    Autograd alone would pass over the L×n₁×n₂ numbers of each component some twenty times; this class does so seven
-    times. With E_r a component and G the gradient, every part contracts G∘E_r: with ones, squared gaps or ℓ⁻².
+    Components that share their `gp` columns, such as gp(day):cat(sex) + gp(day):cat(arm), are one batch: a formula over
+    many covariates is a few operations on R×L×n₁·n₂ numbers, not some for each component. With E_r a component and G
+    the gradient, every part of the backward pass contracts G∘E_r: with ones, squared gaps or ℓ⁻².
     """
 
     @staticmethod
@@ -126,22 +155,30 @@ class _Products(torch.autograd.Function):
         ctx: Any, x1: Tensor, x2: Tensor, log_variance: Tensor, log_lengthscale: Tensor, layout: _Layout
     ) -> Tensor:
         pairs = pair_shape(x1, x2)
+        latent, count = log_variance.shape[1], math.prod(pairs)
         precision = torch.exp(-2.0 * log_lengthscale)
-        gap = {c: x1[..., :, None, c] - x2[..., None, :, c] for parts in layout for c in (*parts[0], *parts[1])}
-        values, k = [], 0
-        for r, (continuous, categorical) in enumerate(layout):
-            value = log_variance[r, :, None]
-            if continuous:
-                squares = torch.stack([gap[c].flatten() for c in continuous]).square_()
-                value = torch.addmm(value, precision[k : k + len(continuous)].mT, squares, alpha=-0.5)
-                k += len(continuous)
-            value = value.exp().expand(-1, math.prod(pairs))
-            for c in categorical:
-                value = value * (gap[c] == 0).flatten()
-            values.append(value)
+        columns = {c for parts in layout for c in (*parts[0], *parts[1])}
+        gap = {c: (x1[..., :, None, c] - x2[..., None, :, c]).expand(pairs).flatten() for c in columns}
+        equal = {c: gap[c] == 0 for _, categorical in layout for c in categorical}
+        total, values = x1.new_zeros(latent, count), []
+        for group in _groups(layout):
+            masks = _masks(group, equal, x1, count)
+            variance = _rows(log_variance, group.components)  # R×L
+            if not group.continuous:
+                value = variance.exp()
+                total = total.addmm_(value.mT, masks)
+            else:
+                squares = torch.stack([gap[c] for c in group.continuous]).square_()  # C×pairs
+                inverse = _by_component(precision, group)  # R·L×C
+                value = (
+                    torch.addmm(variance.reshape(-1, 1), inverse, squares, alpha=-0.5).exp_().view(-1, latent, count)
+                )
+                if any(group.categorical):
+                    value.mul_(masks[:, None])
+                total = total.add_(value.sum(0))
+            values += [value, masks]
         ctx.save_for_backward(x1, x2, precision, *values)
         ctx.layout = layout
-        total: Tensor = sum(values[1:], values[0])
         return total.view(-1, *pairs)
 
     @staticmethod
@@ -150,20 +187,25 @@ class _Products(torch.autograd.Function):
         x1, x2, precision, *values = ctx.saved_tensors
         moved = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         shape, gradient = gradient.shape[1:], gradient.reshape(len(gradient), -1)
-        to_variance: list[Tensor] = []
-        to_scale: list[Tensor] = []
+        to_variance: dict[int, Tensor] = {}  # by component, and by length-scale
+        to_scale: dict[int, Tensor] = {}
         to_gap: dict[int, Tensor] = {}
-        for (continuous, _), value in zip(ctx.layout, values, strict=True):
-            flat = gradient * value
-            to_variance.append(flat.sum(1))
-            if not continuous:
+        for group, value, masks in zip(_groups(ctx.layout), values[::2], values[1::2], strict=True):
+            if not group.continuous:
+                to_variance |= dict(zip(group.components, value * (masks @ gradient.mT), strict=True))
                 continue
-            inverse = precision[len(to_scale) : len(to_scale) + len(continuous)]  # C×L
-            gaps = torch.stack([(x1[..., :, None, c] - x2[..., None, :, c]).flatten() for c in continuous])
-            to_scale += (inverse * (gaps.square() @ flat.mT)).unbind()
+            flat = gradient * value  # R×L×pairs
+            to_variance |= dict(zip(group.components, flat.sum(-1), strict=True))
+            inverse = _by_component(precision, group)  # R·L×C
+            gaps = torch.stack(
+                [(x1[..., :, None, c] - x2[..., None, :, c]).expand(shape).flatten() for c in group.continuous]
+            )
+            scale = inverse * (flat.flatten(0, 1) @ gaps.square().mT)  # R·L×C
+            scale = scale.unflatten(0, (-1, len(gradient))).mT.flatten(0, 1)  # R·C×L
+            to_scale |= dict(zip(group.scales, scale, strict=True))
             if moved:
-                forces = (inverse @ flat).mul_(gaps)
-                for c, force in zip(continuous, forces, strict=True):
+                forces = (inverse.mT @ flat.flatten(0, 1)).mul_(gaps)
+                for c, force in zip(group.continuous, forces, strict=True):
                     to_gap[c] = to_gap[c] - force if c in to_gap else -force
         grad1 = torch.zeros_like(x1) if ctx.needs_input_grad[0] else None
         grad2 = torch.zeros_like(x2) if ctx.needs_input_grad[1] else None
@@ -173,5 +215,31 @@ class _Products(torch.autograd.Function):
                 grad1[..., c] = force.sum(-1).sum_to_size(x1.shape[:-1])
             if grad2 is not None:
                 grad2[..., c] = -force.sum(-2).sum_to_size(x2.shape[:-1])
-        scales = torch.stack(to_scale) if to_scale else torch.zeros_like(precision)
-        return grad1, grad2, torch.stack(to_variance), scales, None
+        variances = torch.stack([to_variance[r] for r in range(len(to_variance))])
+        scales = torch.stack([to_scale[k] for k in range(len(to_scale))]) if to_scale else torch.zeros_like(precision)
+        return grad1, grad2, variances, scales, None
+
+
+def _rows(values: Tensor, rows: list[int]) -> Tensor:
+    """Return some rows; by views, since a list of indices would be copied to a GPU, which no graph can record."""
+    return torch.stack([values[r] for r in rows])
+
+
+def _by_component(precision: Tensor, group: _Group) -> Tensor:
+    """Return the precisions of a group's components (R·L×C)."""
+    inverse: Tensor = _rows(precision, group.scales).unflatten(0, (-1, len(group.continuous)))
+    return inverse.mT.flatten(0, 1)
+
+
+def _masks(group: _Group, equal: dict[int, Tensor], like: Tensor, count: int) -> Tensor:
+    """Return Π_c 1[x_c = x'_c] of each component (R×pairs), as numbers."""
+    rows = []
+    for categorical in group.categorical:
+        if not categorical:
+            rows.append(like.new_ones(count))
+            continue
+        product = equal[categorical[0]]
+        for c in categorical[1:]:
+            product = product & equal[c]
+        rows.append(product.to(like.dtype))
+    return torch.stack(rows)

@@ -184,7 +184,7 @@ class GPPrior(JointRowsPrior):
         first = pad.places[:, 0]
         return Density(batch.in_first_row(value), kl, lambda weight: statistics(weight.flatten()[first]))
 
-    def natural_step(self, statistics: NaturalStatistics, rate: float) -> None:
+    def natural_step(self, statistics: NaturalStatistics, rate: float | Tensor) -> None:
         self.inducing.natural_step(statistics, rate)
 
     @torch.no_grad()

@@ -58,8 +58,9 @@ def test_a_file_of_format_1_has_the_parts_that_a_fit_saves_today(name, tmp_path)
     document, tensors = read(tmp_path / "model.lacova")
     old_document, old_tensors = migrated(*read(FOLDER / f"{name}.lacova"))
     assert {key: value.shape for key, value in old_tensors.items()} == {k: v.shape for k, v in tensors.items()}
-    for part in ("model", "settings", "schema", "levels", "options", "sizes", "training", "trained", "registered"):
+    for part in ("model", "settings", "schema", "levels", "sizes", "training", "trained", "registered"):
         assert old_document[part] == document[part]
+    assert {name: document["options"][name] for name in old_document["options"]} == old_document["options"]
 
 
 def test_a_present_file_is_left_as_it_is():

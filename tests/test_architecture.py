@@ -25,6 +25,7 @@ def imported(source):
     nodes = list(ast.walk(ast.parse(source)))
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     froms = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    assert not any(node.level for node in froms), "imports are absolute, so that this rule sees them"
     names += [f"{node.module}.{alias.name}" for node in froms for alias in node.names]
     return {name.split(".")[1] for name in names if name.startswith("lacova.")} & set(ROOMS)
 
@@ -32,8 +33,8 @@ def imported(source):
 @pytest.mark.parametrize("room", ROOMS)
 def test_imports_point_one_way(room):
     paths = [*(ROOT / room).rglob("*.py"), *ROOT.glob(f"{room}.py")]
-    found = set().union(*(imported(path.read_text(encoding="utf-8")) for path in paths))
-    assert found <= set(ROOMS[: ROOMS.index(room) + 1]), f"{room} imports {found}"
+    rooms = set().union(*(imported(path.read_text(encoding="utf-8")) for path in paths))
+    assert rooms <= set(ROOMS[: ROOMS.index(room) + 1]), f"{room} imports {rooms}"
 
 
 def test_every_room_has_its_place():
@@ -52,6 +53,11 @@ def test_every_room_has_its_place():
 )
 def test_the_check_itself(source, rooms):
     assert imported(source) == rooms
+
+
+def test_a_relative_import_is_refused():
+    with pytest.raises(AssertionError, match="absolute"):
+        imported("from ..models import base")
 
 
 IMPORT = """

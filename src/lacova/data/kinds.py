@@ -28,12 +28,14 @@ def values_of(kind: str | None) -> Values:
     """Return which values a kind of measurement takes; None is Gaussian."""
     if kind is None:
         return "number"
-    return BUILT_IN[kind] if kind in BUILT_IN else cast(Values, getattr(lookup("family", kind), "values"))  # noqa: B009
+    if kind in BUILT_IN:
+        return BUILT_IN[kind]
+    return cast(Values, getattr(lookup("family", kind), "values"))  # noqa: B009  # the class is not known here
 
 
 def outputs_of(family: str, levels: int) -> int:
     """Return how many decoder outputs a column of a family has, given its number of levels."""
     if family in BUILT_IN:
         return levels if family == "categorical" else 1
-    outputs: int | None = getattr(lookup("family", family), "outputs")  # noqa: B009
+    outputs: int | None = getattr(lookup("family", family), "outputs")  # noqa: B009  # the class is not known here
     return levels if outputs is None else outputs

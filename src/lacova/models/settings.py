@@ -214,7 +214,7 @@ def _kernel_name(model: Any, name: str, kernel: nn.Module) -> str:
         again = copy.deepcopy(make()).double()
         again.load_state_dict(kernel.state_dict())
         same = torch.equal(again(x, x).to_dense(), copy.deepcopy(kernel).double()(x, x).to_dense())
-    except (RuntimeError, ValueError, TypeError, AttributeError):
+    except (RuntimeError, ValueError, TypeError, AttributeError):  # another kernel may have other parameters or columns
         same = False
     if not same:
         raise StorageError(f"kernel {name!r} cannot be saved: the kernel registered under that name is another one.")

@@ -18,7 +18,7 @@ STEPS_WORTH_COMPILING = 20_000  # compilation takes 75 s and saves about 4 ms pe
 
 
 # A cycle of rates: share of the steps in which they rise, and the factors at both ends.
-WARM_UP, START, END = 0.15, 0.04, 0.01
+RISE_SHARE, START_FACTOR, END_FACTOR = 0.15, 0.04, 0.01
 
 
 @dataclass(frozen=True)
@@ -133,9 +133,10 @@ class FitOptions:
         """Return the factor of all rates after this share of the planned steps, from 0 to 1."""
         if self.schedule == "constant":
             return 1.0
-        if share < WARM_UP:
-            return START + (1.0 - START) * share / WARM_UP
-        return END + 0.5 * (1.0 - END) * (1.0 + math.cos(math.pi * (share - WARM_UP) / (1.0 - WARM_UP)))
+        if share < RISE_SHARE:
+            return START_FACTOR + (1.0 - START_FACTOR) * share / RISE_SHARE
+        fallen = 0.5 * (1.0 + math.cos(math.pi * (share - RISE_SHARE) / (1.0 - RISE_SHARE)))
+        return END_FACTOR + (1.0 - END_FACTOR) * fallen
 
     def latent_weight_at(self, epoch: int) -> float:
         """Return the weight of the latent KL in an epoch, numbered from 0."""

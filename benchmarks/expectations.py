@@ -34,8 +34,8 @@ def main() -> None:
     table = mask_at_random(complete, list(schema.columns), 0.2, 1)
     for expectation in ("sample", "exact"):
         model = lacova.GPPriorVAE(schema, networks="dense-digits", scaling="none", expectation=expectation)
-        vae = model.fit(table, max_epochs=8, batch_size=50, device="cpu")._vae
-        batch = Batches(model._encode(table)).batch(torch.arange(100))
+        vae = model.fit(table, max_epochs=8, batch_size=50, device="cpu").vae
+        batch = Batches(model.encode(table)).batch(torch.arange(100))
         generator, times = torch.Generator().manual_seed(0), []
         gradients: dict[str, list[torch.Tensor]] = {"covariate posterior": [], "kernel": []}
         for _ in range(options.repeats):

@@ -53,8 +53,8 @@ def fit(job: Job, data: Study, device: str) -> Model:
 
 def use_true_conditional(model: Model, job: Job) -> None:
     """Make a fitted model draw missing covariates from their true distribution, however it was trained."""
-    encoder, vae = model._fitted()
-    model._fill = None
+    encoder, vae = model.fitted()
+    model.fill = None
     vae.covariate_prior = TruePrior(true_conditional(job.dataset), encoder, job.seed)
 
 

@@ -75,7 +75,7 @@ def reconstructions(sources: Sources, device: str, count: int = 10, epochs: int 
     rows = data.masked["test"][gaps.any(axis=1)].head(count)  # only rows with a gap in X
     pixels = list(data.schema.measurements)
     reconstructed = np.empty((count, len(pixels)))
-    for part in imputation_draws(model._fitted()[1], model._encode(rows), 100, model._generator(0)):
+    for part in imputation_draws(model.fitted()[1], model.encode(rows), 100, model._generator(0)):
         reconstructed[part.rows] = part.location.mean(0).cpu().numpy()
     lines = {
         "truth": data.complete["test"].loc[rows.index, pixels], "seen": rows[pixels],

@@ -22,8 +22,8 @@ def plugin_nll(model: Model, data: pd.DataFrame) -> float:
     is the mean of p(z | x̂). The score is −Σ_d log N(y_d | decoder(ẑ, x̂)_d, σ_d²) over the observed entries, averaged
     over rows, in the measurements' own units. It leaves out the uncertainty about x_u and z.
     """
-    encoder, vae = model._fitted()
-    table = model._encode(data)
+    encoder, vae = model.fitted()
+    table = model.encode(data)
     total = 0.0
     for _, batch in chunks(table, 1, width=vae.prior.width):
         without_y = replace(batch, y_mask=torch.zeros_like(batch.y_mask))
@@ -47,9 +47,9 @@ def covariate_scores(model: Model, data: pd.DataFrame, truth: pd.DataFrame) -> d
     `covariate_brier`: of categories, over missing entries; the latter is Σ_k (p_k − 1[k is true])², and a method
     that fills in one level gives it probability 1. A visit-constant covariate counts once per patient.
     """
-    encoder, vae = model._fitted()
+    encoder, vae = model.fitted()
     space = encoder.space
-    table, true = model._encode(data), encoder.encode(truth)
+    table, true = model.encode(data), encoder.encode(truth)
     gone = (true.x_mask & ~encoder.encode(data).x_mask).numpy()
     entries = true.x_mask.numpy()
     if table.patient is not None:

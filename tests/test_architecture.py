@@ -145,3 +145,25 @@ def test_the_page_states_the_true_frames_from_fit_to_the_bound(monkeypatch):
     listed = re.findall(r"^([\w/]+\.py) +(\w+)$", page, flags=re.M)
     assert [*frames, ("priors/gp/bounds.py", "row_bound")] == listed
     assert len(listed) <= 8
+
+
+def private(tree):
+    """The private names that a source uses of other objects, or imports from lacova."""
+    nodes = list(ast.walk(tree))
+    used = {n.attr for n in nodes if isinstance(n, ast.Attribute) and getattr(n.value, "id", "") not in ("self", "cls")}
+    froms = [n for n in nodes if isinstance(n, ast.ImportFrom) and (n.module or "").startswith("lacova")]
+    used |= {alias.name for n in froms for alias in n.names}
+    return {name for name in used if name.startswith("_") and not name.startswith("__")}
+
+
+def test_tests_touch_private_parts_of_their_own_module_only():
+    tests = ROOT.parents[1] / "tests"
+    sources = {path.relative_to(ROOT): path.read_text(encoding="utf-8") for path in ROOT.rglob("*.py")}
+    everything = "\n".join(sources.values())
+    foreign = []
+    for path in tests.rglob("test_*.py"):
+        own = path.relative_to(tests).with_name(path.name.removeprefix("test_"))
+        text = sources.get(own, "") + sources.get(own.with_suffix("") / "__init__.py", "")
+        names = private(ast.parse(path.read_text(encoding="utf-8"))) - {"_replace", "_exit"}  # of Python itself
+        foreign += [f"{path.name}: {n}" for n in names if re.search(rf"\b{n}\b", everything) and n not in text]
+    assert foreign == ["test_architecture.py: _HOMES"]

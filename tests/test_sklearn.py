@@ -314,7 +314,7 @@ def test_parameters_are_those_of_the_model():
     for estimator in (LacovaImputer(**settings), LacovaRegressor(**settings)):
         assert settings.items() <= clone(estimator).get_params().items()
         estimator.fit(factor()[1], np.arange(40.0))
-        model, options = estimator.model_, estimator.model_._options
+        model, options = estimator.model_, estimator.model_.options
         assert (model.covariates, model.latent_dim, model.networks) == ("factorised", 2, SMALL["networks"])
         assert (options.max_epochs, options.batch_size, options.learning_rate) == (3, 20, 0.05)
         assert len(estimator.set_params(max_epochs=2).fit(factor()[1], np.arange(40.0)).model_.training) == 2

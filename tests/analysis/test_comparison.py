@@ -74,7 +74,7 @@ def test_scores_are_those_of_the_models_themselves():
     assert row["x_accuracy"] == pytest.approx(means["sex"].mean())
     assert row["log_likelihood"] == pytest.approx(means["likelihood"].mean(), rel=1e-5)
     assert row["predict_crps"] == pytest.approx(np.mean([scores["crps"] for scores in means["predict"]]), rel=1e-4)
-    assert row["parameters"] == sum(p.numel() for p in model._vae.parameters())
+    assert row["parameters"] == sum(p.numel() for p in model.vae.parameters())
 
 
 def test_where_covariates_explain_measurements_a_conditional_model_wins():
@@ -160,7 +160,7 @@ def test_models_of_ones_own_polars_and_rare_levels():
     assert scores.index.tolist() == ["mine", "weighted", "gp"]
     assert np.isfinite(scores["crps"]).all()
     assert scores.loc["mine", "crps"] != scores.loc["weighted", "crps"]
-    assert mine._vae is None  # copies were fitted
+    assert mine.vae is None  # copies were fitted
     assert "accuracy" not in scores
     assert "x_rmse" not in scores
 
@@ -184,7 +184,7 @@ def test_an_oracle_sees_the_covariates_and_kinds_have_accuracies():
 def test_draws_of_values_that_are_part_of_the_importance_sample_have_no_further_variance():
     table, schema = visits()[["alt"]], Schema(["alt"], {})
     model = lacova.NotMIWAE(schema, latent_dim=1).fit(table, max_epochs=1, device="cpu")
-    (part,) = model._imputation(model._encode(table.assign(alt=None).astype(float)), 50, 0)
+    (part,) = model._imputation(model.encode(table.assign(alt=None).astype(float)), 50, 0)
     assert part.location.equal(part.y)
     assert not part.var.any()
 

@@ -55,7 +55,7 @@ def test_any_model_and_any_of_its_settings_can_be_named(home, tmp_path, capsys):
     assert shell(*words, "--set", "scaling=normal", "--set", "patient-effects=false", "--set", "importance=2") == 0
     loaded = lacova.load(tmp_path / "a" / "model.lacova")
     assert type(loaded) is lacova.GPPriorVAE
-    assert (loaded.scaling, loaded.patient_effects, loaded._options.importance) == ("normal", False, 2)
+    assert (loaded.scaling, loaded.patient_effects, loaded.options.importance) == ("normal", False, 2)
     assert shell(*words, "--force", "--model", "lvae") == 0
     assert type(lacova.load(tmp_path / "a" / "model.lacova")) is lacova.LVAE
     for wrong, message in (

@@ -132,12 +132,12 @@ def test_in_training_the_prior_is_conditioned_on_what_is_left():
     schema = lacova.Schema(["u", "v"], {"age": "continuous", "sex": "categorical"})
     _, train = predictable(60, 0, 0.2)
     model = lacova.CVAE(schema, latent_dim=1).fit(train, max_epochs=1)
-    t = model._encoder.encode(train)
-    loader = TableLoader(t, masking_rate(t), model._options, torch.device("cpu"))
-    loader.condition(model._vae)
-    loader.mask(model._vae, 0)
+    t = model.encoder.encode(train)
+    loader = TableLoader(t, masking_rate(t), model.options, torch.device("cpu"))
+    loader.condition(model.vae)
+    loader.mask(model.vae, 0)
     masked = loader.masked_table
-    expected = model._vae.covariate_prior.condition(masked).distribution
+    expected = model.vae.covariate_prior.condition(masked).distribution
     assert_close(masked.conditional_prior.distribution.log_prob, expected.log_prob)
     changed = t.x_mask.any(1) & (t.x_mask != masked.x_mask).any(1)
     assert changed.any()

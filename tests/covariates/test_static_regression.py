@@ -369,7 +369,7 @@ def test_a_model_with_random_effects_imputes_sex_and_age_from_measurements(covar
     model.fit(table, max_epochs=2, progress=False)
     new, truth, _ = cohort(seed=1)
     new["sex"], new["age"] = pd.Series([None] * len(new), dtype=object), np.nan
-    encoder, vae = model._fitted()
+    encoder, vae = model.fitted()
     regression = vae.covariate_posterior.static_regression
     assert {encoder.space.names[q] for q in regression.of_x} == {"sex", "age"}  # not the day
     imputed = model.impute(new)
@@ -396,4 +396,4 @@ def test_models_without_random_effects_or_without_y_in_the_posterior_have_no_reg
     _, complete, schema = cohort(20)
     model = lacova.GPPriorVAE(schema, latent_dim=2, networks=lacova.Dense((16,), (16,)), **settings)
     model.fit(complete, max_epochs=1, progress=False)
-    assert model._fitted()[1].covariate_posterior.static_regression is None
+    assert model.fitted()[1].covariate_posterior.static_regression is None

@@ -28,8 +28,8 @@ def test_a_small_table_is_scored_in_little_memory():
     model = lacova.GPPriorVAE(lacova.Schema(["a"], {}, "id", "day"), latent_dim=4, inducing=40)
     model.fit(frame, max_epochs=1)
     sizes = []
-    sample = model._vae.prior.sample
-    model._vae.prior.sample = lambda x, *rest: sizes.append(len(x)) or sample(x, *rest)
+    sample = model.vae.prior.sample
+    model.vae.prior.sample = lambda x, *rest: sizes.append(len(x)) or sample(x, *rest)
     model.score(frame, draws=500)
     assert sum(sizes) == 200  # covariates without gaps are the same in all draws
     sizes.clear()

@@ -106,7 +106,7 @@ def test_a_grid_without_measurements(model):
     effects = model.effects(grid, draws=100)
     curve = of(effects, "gp(day)", "trend")["mean"]
     assert np.corrcoef(curve, np.sin(grid["day"]))[0, 1] > 0.97
-    encoder, vae = model._fitted()
+    encoder, vae = model.fitted()
     sd = float(vae.random_effects.var[2].detach().sqrt()) * encoder.y_scale[2]
     assert of(effects, "patient effect", "baseline")["sd"].mean() == pytest.approx(sd, rel=0.2)
     assert np.isnan(model.effects(grid.head(1), draws=2).shares.drop(columns="component")).all().all()
@@ -117,7 +117,7 @@ def test_with_a_linear_decoder_effects_add_up_to_the_prediction():
         TRIAL, prior="gp(day) + cat(arm) + cat(id)", latent_dim=2, inducing=8, networks=lacova.Dense((8,), ())
     )
     table, draws = gappy(trial(12)), 400
-    encoder, vae = linear.fit(table, max_epochs=20, learning_rate=0.02, device="cpu")._fitted()
+    encoder, vae = linear.fit(table, max_epochs=20, learning_rate=0.02, device="cpu").fitted()
     lines = linear.effects(table, draws=draws).rows.groupby(["row", "measurement"])
     added, error = (lines[name].sum().unstack()[list(TRIAL.measurements)] for name in ("mean", "sd"))
     at_zero = encoder.decode_measurements(vae.decode(torch.zeros(1, 2), torch.zeros(1, 3)))[0]
@@ -144,7 +144,7 @@ def test_batches_of_few_rows_change_nothing_but_random_numbers(model, monkeypatc
     """Variances are added up part by part."""
     table = gappy(trial(20))
     at_once = model.effects(table, draws=60, seed=0)
-    assert len(list(Batches(model._encode(table)).in_order())) == 1
+    assert len(list(Batches(model.encode(table)).in_order())) == 1
     monkeypatch.setattr("lacova.inference.draws.CHUNK", 100_000)
     parts = model.effects(table, draws=60, seed=0)
     np.testing.assert_allclose(
@@ -199,11 +199,11 @@ def test_the_fixed_part_is_split_between_components():
     ):
         table = visits(10)
         fitted = lacova.GPPriorVAE(VISITS, prior=prior, latent_dim=1, inducing=4).fit(table, max_epochs=1)
-        _, vae = fitted._fitted()
+        _, vae = fitted.fitted()
         fixed_effects, g = vae.random_effects.fixed_effects, generator(1)
         with torch.no_grad():
             fixed_effects.mean.normal_(generator=generator())
-            rows = Batches(fitted._encode(table)).batch(torch.arange(10))
+            rows = Batches(fitted.encode(table)).batch(torch.arange(10))
             x, w = vae.draw_covariates(rows, 5, g), vae.draw_coefficients(5, g)
             _, fixed = _random_effects(vae, rows, x, w, g)
             assert set(fixed) == components

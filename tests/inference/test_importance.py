@@ -182,7 +182,7 @@ def test_the_natural_gradient_is_that_of_the_weighted_bound(kind):
 def test_gaps_that_depend_on_the_missing_values():
     """p(y_o, mask) of one measurement is a sum over a fine grid of y."""
     fitted = fit_linear(lacova.NotMIWAE, max_epochs=1)
-    vae = fitted._vae.double()
+    vae = fitted.vae.double()
     vae.missingness.raw.data = torch.tensor([2.0, 0.0, 0.0, 0.0]).double()
     mask = torch.tensor([[False, False, False, False]])
     batch = Batch(torch.zeros(1, 4).double(), mask, torch.zeros(1, 0).double(), mask[:, :0], torch.tensor([0]))

@@ -6,10 +6,10 @@ from lacova.inference.predict import paired_draws
 
 
 def draws_of(model, x, history, setting, seed, draws=200):
-    _, vae = model._fitted()
-    table, new = model._encode_with_history(x, history)
+    _, vae = model.fitted()
+    table, new = model.encode_with_history(x, history)
     generator = torch.Generator().manual_seed(seed)
-    return list(paired_draws(vae, table, new, setting, draws, generator, model._trained))
+    return list(paired_draws(vae, table, new, setting, draws, generator, model.training_instances))
 
 
 def test_paired_differences_have_much_less_spread_than_unpaired(model, forecast):

@@ -27,8 +27,8 @@ def test_scores_are_those_of_the_draws(scaling):
     scores = model.score(frame, draws=50, seed=4)
     draws = model.sample(frame, draws=50, seed=4)
     mean = model.predict(frame, draws=50, seed=4)
-    scale = dict(zip(model.schema.measurements, model._encoder.y_scale, strict=True))
-    noise = dict(zip(model.schema.measurements, model._vae.likelihood.noise_variance.detach().numpy(), strict=True))
+    scale = dict(zip(model.schema.measurements, model.encoder.y_scale, strict=True))
+    noise = dict(zip(model.schema.measurements, model.vae.likelihood.noise_variance.detach().numpy(), strict=True))
     square, inside, crps = [], [], []
     for name in ("a", "b"):
         for i in frame.index[frame[name].notna()]:
@@ -48,7 +48,7 @@ def test_scores_are_those_of_the_draws(scaling):
 
 def test_nll_is_in_the_units_of_the_measurements():
     model, frame = fitted("standard")
-    encoder, vae = model._fitted()
+    encoder, vae = model.fitted()
     with torch.no_grad():
         vae.likelihood.families["gaussian"].raw.fill_(50.0)  # noise drowns everything: the NLL is that of the noise
     var = float(vae.likelihood.noise_variance[0].detach())

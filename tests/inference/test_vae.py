@@ -96,7 +96,7 @@ def test_embedding_is_that_of_the_encoder():
     z = model.embed(table.set_index(table.index + 7))
     assert list(z.columns) == ["z1", "z1_var"]
     assert z.index.tolist() == list(range(7, 7 + len(table)))
-    encoder, vae = model._fitted()
+    encoder, vae = model.fitted()
     encoded = encoder.encode(table)
     mean, var = vae.encoder(encoded.y, encoded.y_mask, encoder.space.features(encoded.x, encoded.x_mask))
     assert np.allclose(z, torch.cat([mean, var], 1).detach().numpy(), atol=1e-6)
@@ -108,7 +108,7 @@ def test_an_update_of_the_covariate_prior_stays_where_it_is_in_memory():
     table = pd.DataFrame({"a": np.arange(20.0), "c": list("xyxyz") * 4, "y": np.arange(20.0)})
     schema = lacova.Schema(["y"], {"a": "continuous", "c": "categorical"})
     model = lacova.CVAE(schema, latent_dim=1).fit(table, max_epochs=1)
-    encoder, vae = model._fitted()
+    encoder, vae = model.fitted()
     before = {name: (value.data_ptr(), value.clone()) for name, value in vae.covariate_prior.state_dict().items()}
     vae.update_prior(encoder.encode(table.assign(a=np.arange(20.0) ** 2)))
     after = vae.covariate_prior.state_dict()

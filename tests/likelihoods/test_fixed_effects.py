@@ -152,7 +152,7 @@ def test_averages_are_shrunk_by_how_much_visits_differ():
     frame[["dose", "event"]] = frame[["dose", "event"]].mask(rng.random((8000, 2)) < 0.3)
     schema = lacova.Schema(["alt"], kinds, instance="id", time="day", static=["sex"])
     fitted = lacova.GPPriorVAE(schema, latent_dim=1, inducing=4).fit(frame, max_epochs=1, batch_size=500)
-    fixed = fitted._vae.random_effects.fixed_effects
+    fixed = fitted.vae.random_effects.fixed_effects
     assert fixed.names == ("sex", "dose", "event")
     assert float(fixed.kappa[1]) == pytest.approx(0.25, rel=0.1)
     assert float(fixed.kappa[2]) > 20
@@ -248,7 +248,7 @@ def test_a_new_patients_random_effects_depend_on_its_covariates(model):
     men = new["sex"] == "m"
     assert predicted["weight"][men].mean() - predicted["weight"][~men].mean() == pytest.approx(4.0, abs=0.5)
     assert abs(predicted["temperature"][men].mean() - predicted["temperature"][~men].mean()) < 0.4
-    variance = float(model._vae.random_effects.var[0].detach()) * model._encoder.y_scale[0].item() ** 2
+    variance = float(model.vae.random_effects.var[0].detach()) * model.encoder.y_scale[0].item() ** 2
     assert variance == pytest.approx(1.0, abs=0.5)  # 5 with the difference between the sexes
 
 
@@ -281,7 +281,7 @@ def test_the_likelihood_of_a_row_sums_over_sexes(model):
 def test_the_likelihood_of_a_row_integrates_over_coefficients():
     fitted = lacova.GPPriorVAE(SCHEMA, latent_dim=1, inducing=4, scaling="none", patient_effects="intercept")
     fitted.fit(patients(20, missing=0.0), max_epochs=1)
-    encoder, vae = fitted._fitted()
+    encoder, vae = fitted.fitted()
     fixed, last = vae.random_effects.fixed_effects, vae.encoder.head[-1]
     with torch.no_grad():  # y is a random effect and noise, and q(z) close to p(z)
         for parameter in (*vae.decoder.parameters(), last.weight, last.bias):
@@ -321,19 +321,19 @@ def test_coefficients_are_stored(model, tmp_path):
 def test_models_without_fixed_effects():
     short = {"latent_dim": 1, "inducing": 4}
     without = lacova.GPPriorVAE(SCHEMA, fixed_effects=False, **short).fit(patients(10), max_epochs=1)
-    assert without._vae.random_effects.fixed_effects is None
+    assert without.vae.random_effects.fixed_effects is None
     timed = lacova.Schema(SCHEMA.measurements, {"day": "continuous"}, instance="id", time="day")
-    assert lacova.GPPriorVAE(timed, **short).fit(patients(10), max_epochs=1)._vae.random_effects.fixed_effects is None
+    assert lacova.GPPriorVAE(timed, **short).fit(patients(10), max_epochs=1).vae.random_effects.fixed_effects is None
     named = lacova.GPPriorVAE(SCHEMA, prior="gp(day) + gp(day):cat(sex) + cat(id):gp(age)", **short)
-    assert named.fit(patients(10), max_epochs=1)._vae.random_effects.fixed_effects.names == ("sex",)
+    assert named.fit(patients(10), max_epochs=1).vae.random_effects.fixed_effects.names == ("sex",)
     with pytest.raises(ValueError, match="fixed_effects is 'no'"):
         lacova.GPPriorVAE(SCHEMA, fixed_effects="no")
 
 
 def test_random_effects_have_no_gradient_for_the_posterior_of_covariates(model):
     """Random effects of measurements are correlated, but independent in the model: q(x_u) would be overconfident."""
-    _, vae = model._fitted()
-    rows = Batches(model._encode(patients(30, seed=12, missing=0.5))).batch(torch.arange(30))
+    _, vae = model.fitted()
+    rows = Batches(model.encode(patients(30, seed=12, missing=0.5))).batch(torch.arange(30))
     vae.zero_grad()
     elbo(vae, rows, torch.Generator().manual_seed(0)).reconstruction.backward()
     assert vae.random_effects.fixed_effects.mean.grad.abs().max() > 0
@@ -405,7 +405,7 @@ def test_the_likelihood_of_a_row_does_not_depend_on_other_visits(dosing):
 def test_the_shrinkage_of_averages_is_stored(dosing, tmp_path):
     dosing.save(tmp_path / "model")
     loaded = lacova.load(tmp_path / "model")
-    fixed, stored = (model._vae.random_effects.fixed_effects for model in (dosing, loaded))
+    fixed, stored = (model.vae.random_effects.fixed_effects for model in (dosing, loaded))
     for name in ("kappa", "centre"):
         assert torch.equal(getattr(stored, name), getattr(fixed, name))
     x = dosed(5, seed=9).drop(columns=list(DOSED.measurements))

@@ -146,7 +146,7 @@ def fitted():
 
 def without_a_decoder(model):
     """Set the decoder of a model to 0, so that y is a random effect and noise; return the variances of both."""
-    _, vae = model._fitted()
+    _, vae = model.fitted()
     with torch.no_grad():
         for parameter in vae.decoder.parameters():
             parameter.zero_()
@@ -160,7 +160,7 @@ def test_a_forecast_uses_the_patients_random_effects(fitted):
     error = np.sqrt(((forecast - future[list(SCHEMA.measurements)]) ** 2).mean().mean())
     assert error < 0.8  # noise alone has 0.5, a forecast without random effects 2.06
     plain = lacova.GPPriorVAE(SCHEMA, latent_dim=2, inducing=8, scaling="none", patient_effects=False)
-    assert plain.fit(visits(), max_epochs=1)._vae.random_effects is None
+    assert plain.fit(visits(), max_epochs=1).vae.random_effects is None
 
 
 def test_shrunk_means_joint_draws_and_the_likelihood_of_a_row():
@@ -181,7 +181,7 @@ def test_shrunk_means_joint_draws_and_the_likelihood_of_a_row():
     y = torch.tensor(new[list(SCHEMA.measurements)].to_numpy()).float()
     marginal = torch.distributions.Normal(0.0, (noise + spread).sqrt())
     with torch.no_grad():  # q(z) close to p(z), so that importance weights hardly vary; y is independent of z
-        last = model._vae.encoder.head[-1]
+        last = model.vae.encoder.head[-1]
         last.weight.zero_(), last.bias.zero_()
     log_likelihood = model.log_likelihood(new, draws=2000).to_numpy()
     np.testing.assert_allclose(log_likelihood, marginal.log_prob(y).sum(1).numpy(), atol=0.3)
@@ -204,8 +204,8 @@ def test_random_effects_without_variance_change_nothing(monkeypatch):
     table = visits(10)
     model = lacova.GPPriorVAE(SCHEMA, latent_dim=2, inducing=6, patient_effects="intercept", fixed_effects=False)
     model.fit(table, max_epochs=1)
-    _, vae = model._fitted()
-    rows = Batches(model._encode(table)).batch(torch.arange(10))
+    _, vae = model.fitted()
+    rows = Batches(model.encode(table)).batch(torch.arange(10))
 
     def terms():
         with torch.no_grad():
@@ -225,7 +225,7 @@ def test_the_encoder_sees_the_expected_random_effects_and_the_measurements_less_
     model = lacova.GPPriorVAE(SCHEMA, latent_dim=2, inducing=6, scaling="none", patient_effects="intercept").fit(
         table, max_epochs=1
     )
-    _, vae = model._fitted()
+    _, vae = model.fitted()
     inputs = []
     vae.encoder.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments))
     with torch.no_grad():
@@ -240,7 +240,7 @@ def test_the_encoder_sees_the_expected_random_effects_and_the_measurements_less_
 def test_a_table_without_patients_has_no_random_effects():
     table = visits(10).drop(columns="id")
     schema = lacova.Schema(["alt", "ast"], {"day": "continuous", "sex": "categorical"})
-    assert lacova.GPPriorVAE(schema, latent_dim=1).fit(table, max_epochs=1)._vae.random_effects is None
+    assert lacova.GPPriorVAE(schema, latent_dim=1).fit(table, max_epochs=1).vae.random_effects is None
     encoded = TableEncoder.learn(schema, table).encode(table)
     with pytest.raises(ValueError, match="no patients"):
         variance_parts(encoded.y, encoded.y_mask, encoded.patient)
@@ -277,7 +277,7 @@ def test_drift_is_learnt_and_used():
         new = table[table["id"] >= 60].reset_index(drop=True)
         at = (new["day"] == 3.0).to_numpy()
         error[kind] = np.sqrt(np.mean((imputed["alt"].to_numpy() - new["alt"])[at] ** 2))
-        models[kind] = model._vae.random_effects.requires_grad_(False)
+        models[kind] = model.vae.random_effects.requires_grad_(False)
     drifting = models[True]
     rate = float(drifting.raw_rate[0].exp()) / table["day"].std()
     assert isinstance(drifting, DriftingIntercepts)

@@ -53,4 +53,4 @@ def assert_observed_entries_kept(done, frame):
 
 def same_weights(one, other):
     """Return whether two fitted models have the same weights to the last bit."""
-    return digest(one._vae.state_dict()) == digest(other._vae.state_dict())
+    return digest(one.vae.state_dict()) == digest(other.vae.state_dict())

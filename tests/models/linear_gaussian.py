@@ -32,8 +32,8 @@ def fit_linear(model, gaps=0.3, encoder=(32,), **options):
 
 def moments(model):
     """Return mean and covariance of y, in own units, of a model with a linear decoder."""
-    loading, bias = (p.detach().double().numpy() for p in model._vae.decoder.network[0].parameters())
-    noise, encoder = model._vae.likelihood.noise_variance.detach().double().numpy(), model._encoder
+    loading, bias = (p.detach().double().numpy() for p in model.vae.decoder.network[0].parameters())
+    noise, encoder = model.vae.likelihood.noise_variance.detach().double().numpy(), model.encoder
     loading = loading * encoder.y_scale[:, None]
     return bias * encoder.y_scale + encoder.y_shift, loading @ loading.T + np.diag(noise * encoder.y_scale**2)
 

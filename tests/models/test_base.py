@@ -112,13 +112,13 @@ def test_unknown_fit_option_is_refused():
 def test_fit_options_are_those_of_the_fit():
     model = small_cvae(VISITS).fit(numbered_visits(), max_epochs=2, seed=3, batch_size=4)
     defaults = {"learning_rate": 3e-3, "latent_weight": 100.0, "masked_loss": 1.0}
-    assert model._options == FitOptions(max_epochs=2, seed=3, batch_size=4, **defaults)
+    assert model.options == FitOptions(max_epochs=2, seed=3, batch_size=4, **defaults)
 
 
 def test_batches_of_patients_are_smaller_than_batches_of_rows():
-    assert small_cvae(VISITS).fit(numbered_visits(), max_epochs=1)._options.batch_size == 10
-    assert small_cvae(ROWS).fit(numbered_visits(), max_epochs=1)._options.batch_size == 100
-    assert small_cvae(VISITS).fit(numbered_visits(), max_epochs=1, batch_size=3)._options.batch_size == 3
+    assert small_cvae(VISITS).fit(numbered_visits(), max_epochs=1).options.batch_size == 10
+    assert small_cvae(ROWS).fit(numbered_visits(), max_epochs=1).options.batch_size == 100
+    assert small_cvae(VISITS).fit(numbered_visits(), max_epochs=1, batch_size=3).options.batch_size == 3
 
 
 def test_an_updated_prior_would_unlearn_domain_knowledge():
@@ -187,7 +187,7 @@ def test_describe_says_what_the_model_is(make):
     model.fit(numbered_visits(), numbered_visits(1), max_epochs=2, seed=5)
     facts = model.facts()
     assert facts["model"] == type(model).__name__
-    assert facts["parameters"] == f"{sum(p.numel() for p in model._vae.parameters()):,}"
+    assert facts["parameters"] == f"{sum(p.numel() for p in model.vae.parameters()):,}"
     assert facts["trained"].startswith("2 epochs, last validation bound ")
     assert facts["trained"].endswith("per row, seed 5")
     assert facts["instance"] == VISITS.instance

@@ -23,8 +23,8 @@ def unknown_patient(frame):
 @every_model
 def test_a_stated_prior_is_in_own_units(make):
     model = make(VISITS, covariates="factorised", covariate_prior=STATED).fit(numbered_visits(), max_epochs=2)
-    shift, scale = model._encoder.x_shift[0], model._encoder.x_scale[0]
-    prior = model._vae.covariate_prior
+    shift, scale = model.encoder.x_shift[0], model.encoder.x_scale[0]
+    prior = model.vae.covariate_prior
     assert prior.mean[0].item() * scale + shift == pytest.approx(170, rel=1e-5)
     assert math.sqrt(prior.var[0].item()) * scale == pytest.approx(10, rel=1e-5)
     assert prior.log_prob[1].exp().tolist() == pytest.approx([0.1, 0.9], rel=1e-5)
@@ -101,8 +101,8 @@ def test_the_covariate_prior_is_updated_only_on_request(make):
         model = make(VISITS).fit(train, validation, max_epochs=5, prior_every=every)
         assert np.isfinite(model.training.to_numpy()).all()
         model = make(VISITS).fit(train, max_epochs=5, prior_every=every)  # no early epoch is restored
-        fresh = build(make(VISITS), model._encoder, model._encoder.encode(train), 0).covariate_prior.state_dict()
-        final = model._vae.covariate_prior.state_dict()
+        fresh = build(make(VISITS), model.encoder, model.encoder.encode(train), 0).covariate_prior.state_dict()
+        final = model.vae.covariate_prior.state_dict()
         assert all(torch.equal(value, fresh[name]) for name, value in final.items()) == (every is None)
     with pytest.raises(ValueError, match="prior_every must be a whole number"):
         make(VISITS).fit(train, prior_every=0)
@@ -111,8 +111,8 @@ def test_the_covariate_prior_is_updated_only_on_request(make):
 @every_model
 def test_blank_networks_have_the_parts_and_shapes_of_built_ones(make):
     model = make(VISITS).fit(numbered_visits(), max_epochs=1)
-    vae = model._vae
+    vae = model.vae
     sizes = {"inducing": vae.prior.inducing_count, "covariate prior": vae.covariate_prior.sizes()}
-    blank = build_blank(make(VISITS), model._encoder, sizes)
+    blank = build_blank(make(VISITS), model.encoder, sizes)
     shapes = [{name: value.shape for name, value in one.state_dict().items()} for one in (vae, blank)]
     assert shapes[0] == shapes[1]

@@ -158,8 +158,8 @@ def test_probabilities_of_levels_sum_to_one(model, case):
 
 
 def test_a_seed_gives_the_same_model_and_another_a_different_one(model, case):
-    weights = model._vae.state_dict()
-    again, other = fit(case)._vae.state_dict(), fit(case, seed=1)._vae.state_dict()
+    weights = model.vae.state_dict()
+    again, other = fit(case).vae.state_dict(), fit(case, seed=1).vae.state_dict()
     assert all(torch.equal(value, again[name]) for name, value in weights.items())
     assert any(not torch.equal(value, other[name]) for name, value in weights.items())
 
@@ -177,8 +177,8 @@ def test_parquet_gives_the_model_of_the_table_and_its_answers(model, case, tmp_p
     path = tmp_path / "visits.parquet"
     visits().to_parquet(path, index=False)
     streamed = fit(case, path)
-    for name, value in model._vae.state_dict().items():
-        torch.testing.assert_close(streamed._vae.state_dict()[name], value, rtol=1e-4, atol=1e-4)
+    for name, value in model.vae.state_dict().items():
+        torch.testing.assert_close(streamed.vae.state_dict()[name], value, rtol=1e-4, atol=1e-4)
     for method in (model.impute, model.predict, model.sample, model.embed, model.log_likelihood):
         out = method(path, out=tmp_path / f"{method.__name__}.parquet")
         assert len(pd.read_parquet(out)) in (36, 20 * 36)
@@ -193,9 +193,9 @@ def test_training_continues_from_a_checkpoint(model, case, tmp_path):
     options = {"max_epochs": 2, "batch_size": 5, "device": "cpu", "checkpoint": tmp_path / "kept", **case.options}
     kept = case.make(case.schema).fit(visits(), checkpoint_keep=True, **options)
     again = case.make(case.schema).fit(visits(), checkpoint_keep=True, **options)
-    for name, value in model._vae.state_dict().items():
-        assert torch.equal(kept._vae.state_dict()[name], value)
-        assert torch.equal(again._vae.state_dict()[name], value)
+    for name, value in model.vae.state_dict().items():
+        assert torch.equal(kept.vae.state_dict()[name], value)
+        assert torch.equal(again.vae.state_dict()[name], value)
 
 
 def test_what_is_unfitted_or_unknown_is_refused(model, case):
@@ -236,7 +236,7 @@ def test_every_conditional_model_has_every_treatment_of_gaps_in_covariates(name,
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_models_are_fitted_and_answer_on_a_gpu(case):
     model = fit(replace(case, options={**case.options, "device": "cuda"}))
-    assert next(model._vae.parameters()).is_cuda
+    assert next(model.vae.parameters()).is_cuda
     for table in answers(model):
         covariates = visits().columns.difference(model.schema.measurements)  # which may keep their gaps
         answer = table[table.columns.difference(covariates)]

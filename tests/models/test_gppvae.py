@@ -27,7 +27,7 @@ def test_the_loss_is_that_of_a_gp_prior_vae_with_the_same_formula_bit_for_bit(na
     same.fit(table, max_epochs=2, batch_size=4)
     pd.testing.assert_frame_equal(same.training, model.training, check_exact=True)
     assert same.elbo(table) == model.elbo(table)
-    assert model._vae.prior.couples_rows == (name != "gppvae-features")  # D̂⁴, where a patient's rows belong together
+    assert model.vae.prior.couples_rows == (name != "gppvae-features")  # D̂⁴, where a patient's rows belong together
 
 
 def grid(objects, views):
@@ -44,7 +44,7 @@ def grid(objects, views):
 def test_the_kernel_of_objects_and_views_is_a_kronecker_product_on_a_full_grid(literature_models):
     objects, views = [(0.1, 0), (-0.8, 1), (1.5, 1), (0.3, 0)], [-1.0, 0.2, 0.5, 2.0, 2.1]
     x = grid(objects, views)
-    kernel = literature_models["gppvae-features"]._vae.prior.kernel
+    kernel = literature_models["gppvae-features"].vae.prior.kernel
     product = kernel(x, x, kernel.shared)
     scale = {column: value.exp() for column, value in kernel.scales(0)}
     day, age = (list(VISITS.covariates).index(name) for name in ("day", "age"))
@@ -56,7 +56,7 @@ def test_the_kernel_of_objects_and_views_is_a_kronecker_product_on_a_full_grid(l
         expected = kernel.log_variance[0, l].exp() * torch.kron(of_objects, of_views)
         torch.testing.assert_close(product[l], expected, rtol=1e-8, atol=1e-12)
     # Objects without features: the same kernel of views in every block, and zero between blocks.
-    own = literature_models["gppvae"]._vae.prior.kernel
+    own = literature_models["gppvae"].vae.prior.kernel
     assert own.shared == ()
     scale = dict(own.scales(0))[day].exp()
     gap = (days[:, None] - days).square()

@@ -75,9 +75,9 @@ def test_the_likelihood_of_a_row_is_that_under_the_mixture():
     """Importance sampling agrees with quadrature over z."""
     table = mixed_rows()
     model = HIVAE(MIXED, latent_dim=1, components=3, networks=Dense((6,), (6,)))
-    vae = model.fit(table, max_epochs=5)._vae
+    vae = model.fit(table, max_epochs=5).vae
     table = table[:8]
-    encoded = model._encode(table)
+    encoded = model.encode(table)
     batch = Batches(encoded).batch(torch.arange(len(encoded)))
     with torch.no_grad():
         vae.prior.raw_means *= 4.0  # far from normal
@@ -87,7 +87,7 @@ def test_the_likelihood_of_a_row_is_that_under_the_mixture():
         outputs = vae.decode(z, z)[:, None].expand(-1, len(batch), -1)
         density = vae.likelihood.log_prob(outputs, batch.y, batch.y_mask) + vae.prior.log_density(z, z)[:, None]
         exact = density.logsumexp(0) + math.log(0.01)
-    sampled = model.log_likelihood(table, draws=20_000) - model._encoder.log_jacobian(batch.y, batch.y_mask).numpy()
+    sampled = model.log_likelihood(table, draws=20_000) - model.encoder.log_jacobian(batch.y, batch.y_mask).numpy()
     np.testing.assert_allclose(sampled, exact.numpy(), atol=0.1)  # the draws' own error
 
 
@@ -99,7 +99,7 @@ def test_components_find_groups_of_rows():
     schema = Schema(["a", "b"], {"age": "continuous"})
     model = HIVAE(schema, components=2, latent_dim=1, networks=Dense((16,), ()))
     z = model.fit(table, max_epochs=100, learning_rate=1e-2).embed(table)["z1"].to_numpy()
-    nearest = np.abs(z[:, None] - model._vae.prior.means.detach().numpy()[:, 0]).argmin(1)
+    nearest = np.abs(z[:, None] - model.vae.prior.means.detach().numpy()[:, 0]).argmin(1)
     assert max((nearest == group).mean(), (nearest != group).mean()) > 0.95
 
 

@@ -123,7 +123,7 @@ def test_sample_draws_are_tables_one_below_the_other(fitted):
 def test_sample_average_is_the_prediction(fitted):
     frame = numbered_visits()[:6]
     average = fitted.sample(frame, draws=1000).groupby(level=0)[["alt", "ast"]].mean()
-    spread = fitted._encoder.y_scale * math.sqrt(2.0 / 1000)  # the noise of 1000 draws, generously
+    spread = fitted.encoder.y_scale * math.sqrt(2.0 / 1000)  # the noise of 1000 draws, generously
     assert ((average - fitted.predict(frame, draws=1000)).abs() < 6 * spread).to_numpy().all()
 
 

@@ -24,7 +24,7 @@ def test_the_loss_is_that_of_a_gp_prior_vae_with_the_same_formula_bit_for_bit(li
     same.fit(table, max_epochs=2, batch_size=4)
     pd.testing.assert_frame_equal(same.training, model.training, check_exact=True)
     assert same.elbo(table) == model.elbo(table)
-    assert model._vae.prior.couples_rows  # D̂⁴, where a patient's rows belong together
+    assert model.vae.prior.couples_rows  # D̂⁴, where a patient's rows belong together
 
 
 REFUSED = {

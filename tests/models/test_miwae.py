@@ -32,7 +32,7 @@ def test_with_gaps_it_reaches_the_best_marginal_likelihood(miwae):
     table = data_with_gaps()
     best = best_likelihood(table)
     assert best - 0.003 < observed_likelihood(*moments(miwae), table).mean() < best + 1e-9
-    trained = miwae.training["elbo"].tail(20).mean() - np.log(miwae._encoder.y_scale) @ table.notna().mean()
+    trained = miwae.training["elbo"].tail(20).mean() - np.log(miwae.encoder.y_scale) @ table.notna().mean()
     assert abs(trained - best) < 0.05  # the bound of twenty draws, on the encoded scale
 
 
@@ -62,7 +62,7 @@ def test_imputation_weights_draws_where_q_is_poor(miwae):
     def error(table, expected):
         return float(np.sqrt(((table[list("abcd")].to_numpy() - expected.to_numpy())[gaps] ** 2).mean()))
 
-    last_layer = miwae._vae.encoder.head[-1]
+    last_layer = miwae.vae.encoder.head[-1]
     start = last_layer.bias.detach().clone()
     try:
         last_layer.bias.data += torch.tensor([0.7, math.log(2.0)])
@@ -75,11 +75,11 @@ def test_imputation_weights_draws_where_q_is_poor(miwae):
         values = draws[list("abcd")].to_numpy().reshape(200, 150, 4)
         assert error(pd.DataFrame(values.mean(0), columns=list("abcd")), exact) < 0.07
         assert error(pd.DataFrame(values.std(0), columns=list("abcd")), spread) < 0.07
-        miwae._options = lacova.FitOptions()
+        miwae.options = lacova.FitOptions()
         assert error(miwae.impute(table), exact) > 0.2
     finally:
         last_layer.bias.data.copy_(start)
-        miwae._options = lacova.FitOptions(importance=20)
+        miwae.options = lacova.FitOptions(importance=20)
 
 
 def test_completed_tables_differ_where_one_proposal_has_all_the_weight(monkeypatch):
@@ -122,9 +122,9 @@ def test_rows_without_measurements_are_imputed_from_their_mask():
     model = lacova.NotMIWAE(Schema(["a"], {}), latent_dim=1, mechanism="selfmasking_high").fit(
         table.mask(table > 0.5), max_epochs=2, device="cpu"
     )
-    model._vae.missingness.raw.data.fill_(3.0)
+    model.vae.missingness.raw.data.fill_(3.0)
     high = model.impute(pd.DataFrame({"a": [np.nan]}))["a"][0]
-    model._vae.missingness.raw.data.fill_(-20.0)  # gaps at random
+    model.vae.missingness.raw.data.fill_(-20.0)  # gaps at random
     assert high > model.impute(pd.DataFrame({"a": [np.nan]}))["a"][0] + 0.3
 
 

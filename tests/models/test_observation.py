@@ -183,7 +183,7 @@ def test_scores_are_those_of_the_draws(which, request):
             np.mean((low <= truth + slack) & (truth - slack <= high)), abs=0.005
         )
     for name in ("ber", "cat", "ord"):
-        levels = fitted._encoder.levels[name]
+        levels = fitted.encoder.levels[name]
         probs = predicted[[f"{name}_p_{level}" for level in levels]].to_numpy()
         hit = np.stack([frame[name] == level for level in levels], 1)
         assert scores.loc[name, "accuracy"] == pytest.approx((predicted[name] == frame[name]).mean())
@@ -194,7 +194,7 @@ def test_scores_are_those_of_the_draws(which, request):
     overall = fitted.score(frame, draws=60, seed=4)
     assert overall["nll"] == pytest.approx(scores["nll"].sum())
     assert overall["accuracy"] == pytest.approx(scores["accuracy"].mean())
-    spread = fitted._encoder.scales.spread[:6]
+    spread = fitted.encoder.scales.spread[:6]
     assert overall["crps"] == pytest.approx((scores["crps"][:6] / spread).mean())
 
 
@@ -204,10 +204,10 @@ def test_nll_of_a_log_normal_column_is_in_its_own_units():
     frame = pd.DataFrame({"x": rng.normal(0, 1, 200), "y": np.exp(rng.normal(5, 2, 200)), "n": rng.poisson(4, 200)})
     fitted = CVAE(Schema({"y": "lognormal", "n": "poisson"}, {"x": "continuous"}), **SMALL).fit(frame, max_epochs=1)
     with torch.no_grad():
-        for parameter in fitted._vae.decoder.parameters():
+        for parameter in fitted.vae.decoder.parameters():
             parameter.zero_()
         logs = np.log(frame["y"])
-        fitted._vae.likelihood.families["gaussian"].raw.fill_(math.log(1 - 1e-4))
+        fitted.vae.likelihood.families["gaussian"].raw.fill_(math.log(1 - 1e-4))
     lognormal = stats.lognorm(logs.std(ddof=0), scale=math.exp(logs.mean()))
     poisson = stats.poisson(frame["n"].mean())
     expected = {"y": -lognormal.logpdf(frame["y"]).mean(), "n": -poisson.logpmf(frame["n"]).mean()}
@@ -258,7 +258,7 @@ def test_ordered_categories_keep_their_order():
     frame = pd.DataFrame({"x": np.arange(60.0)})
     frame["y"] = pd.Categorical(np.array(["low", "mid", "top"])[np.arange(60) // 20], ["low", "mid", "top"])
     fitted = CVAE(Schema({"y": "ordinal"}, {"x": "continuous"}), **SMALL).fit(frame, max_epochs=300)
-    assert fitted._encoder.levels["y"] == ("low", "mid", "top")
+    assert fitted.encoder.levels["y"] == ("low", "mid", "top")
     assert fitted.predict(frame.assign(y=None))["y"].iloc[[0, -1]].tolist() == ["low", "top"]
 
 
@@ -266,10 +266,10 @@ def test_ordered_categories_keep_their_order():
 
 
 def test_patients_have_random_effects_on_gaussian_and_log_normal_columns(model):
-    assert model._vae.random_effects.var.shape == (2,)
+    assert model.vae.random_effects.var.shape == (2,)
     only = Schema({"ber": "bernoulli"}, {}, "id", "day")
     fitted = GPPriorVAE(only, inducing=4, **SMALL).fit(with_gaps(visits()), max_epochs=1)
-    assert fitted._vae.random_effects is None
+    assert fitted.vae.random_effects is None
     later = visits().query("id == 0").tail(1)
     history = visits().query("id == 0").head(4)
     raised = history.assign(gau=history["gau"] + 5, log=history["log"] * 20)
@@ -283,8 +283,8 @@ def test_mixed_columns_that_are_all_gaussian_give_the_same_bound_and_answers():
     frame = with_gaps(visits())
     schema = Schema(["gau", "stu"], {"sex": "categorical"}, "id", "day", ["sex"])
     fitted = GPPriorVAE(schema, inducing=5, **SMALL).fit(frame, max_epochs=2)
-    vae = fitted._vae
-    table = fitted._encode(frame)
+    vae = fitted.vae
+    table = fitted.encode(frame)
     batch = Batches(table).batch(torch.arange(len(table.labels)))
 
     def answers():
@@ -380,7 +380,7 @@ def test_bounds_hold_for_columns_with_normal_scores_too():
 
 def test_random_effects_belong_to_gaussian_columns_only(model):
     """Columns that are not Gaussian do not move a patient's random effects."""
-    vae, table = model._vae, model._encode(visits())
+    vae, table = model.vae, model.encode(visits())
     batch = Batches(table).batch(torch.arange(len(table.labels)))
     outputs = torch.zeros(1, len(table), vae.measurements.output_width)
     with torch.no_grad():

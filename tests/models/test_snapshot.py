@@ -144,7 +144,7 @@ def test_absurd_sizes_are_refused_without_memory(small, tmp_path, monkeypatch, p
 def test_sizes_are_not_set_off_against_other_numbers(saved):
     model = saved["gp"].model
     document, _ = take_apart(model)
-    assert _is_small(model, model._encoder, document)
+    assert _is_small(model, model.encoder, document)
     for number in (-1e18, float("nan")):
         document["settings"]["covariate_prior"] = {"map": [["age", [number, 1.0]]]}
-        assert not _is_small(model, model._encoder, document)
+        assert not _is_small(model, model.encoder, document)

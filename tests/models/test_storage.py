@@ -36,21 +36,21 @@ def test_all_parts_of_a_model_come_back(saved, name):
     plain = ("latent_dim", "networks", "scaling", "covariates", "covariate_prior", "noise_floor")
     own = ("latent_prior",) if isinstance(model, CVAE) else ("formula", "components", "inducing", "expectation")
     assert {k: getattr(again, k) for k in plain + own} == {k: getattr(model, k) for k in plain + own}
-    assert again._options == model._options
-    assert (again._options.batch_size, again._options.seed) == (4, 3)
-    assert again._trained == model._trained
+    assert again.options == model.options
+    assert (again.options.batch_size, again.options.seed) == (4, 3)
+    assert again.training_instances == model.training_instances
     pd.testing.assert_frame_equal(again.training, model.training, check_exact=True)
-    assert {k: types(v) for k, v in again._encoder.levels.items()} == {
-        k: types(v) for k, v in model._encoder.levels.items()
+    assert {k: types(v) for k, v in again.encoder.levels.items()} == {
+        k: types(v) for k, v in model.encoder.levels.items()
     }
-    weights, loaded = model._vae.state_dict(), again._vae.state_dict()
+    weights, loaded = model.vae.state_dict(), again.vae.state_dict()
     assert list(loaded) == list(weights)
     for key, value in weights.items():
         assert loaded[key].numpy().tobytes() == value.numpy().tobytes()
         # Sums and solves may round differently if memory is laid out differently.
         assert loaded[key].stride() == value.stride()
-    assert [p.requires_grad for p in again._vae.parameters()] == [p.requires_grad for p in model._vae.parameters()]
-    assert not again._vae.training
+    assert [p.requires_grad for p in again.vae.parameters()] == [p.requires_grad for p in model.vae.parameters()]
+    assert not again.vae.training
 
 
 def test_a_model_answers_the_same_in_another_process(saved):
@@ -81,10 +81,10 @@ def test_a_loaded_imputer_fills_the_same(saved, name):
     again = load(path)
     rng = np.random.default_rng(1)
     other = visits(gaps=0.4).sample(frac=1.0, random_state=2).assign(age=lambda f: f["age"] + rng.normal(0, 1))
-    encoded = model._encoder.encode(other)
+    encoded = model.encoder.encode(other)
     assert not encoded.x_mask.all()
-    assert torch.equal(again._fill(encoded).x, model._fill(encoded).x)
-    assert not torch.equal(again._fill(encoded).x, saved["mean"].model._fill(encoded).x)
+    assert torch.equal(again.fill(encoded).x, model.fill(encoded).x)
+    assert not torch.equal(again.fill(encoded).x, saved["mean"].model.fill(encoded).x)
 
 
 def test_a_loaded_model_can_be_saved_and_fitted_again(saved, tmp_path):
@@ -114,9 +114,9 @@ def test_unfitted_models_are_not_saved(tmp_path):
 
 def test_a_model_is_loaded_to_any_device(saved):
     path = saved["cvae"].path
-    assert next(load(path)._vae.parameters()).device.type == "cpu"
-    assert next(load(path, device="auto")._vae.parameters()).device.type == "cpu"
-    assert next(load(path, "meta")._vae.parameters()).device.type == "meta"
+    assert next(load(path).vae.parameters()).device.type == "cpu"
+    assert next(load(path, device="auto").vae.parameters()).device.type == "cpu"
+    assert next(load(path, "meta").vae.parameters()).device.type == "meta"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -128,7 +128,7 @@ def test_a_model_from_a_gpu(name, tmp_path):
     again = load(tmp_path / "x.lacova", device="cuda")
     assert answers(again, name) == answers(model, name)
     host = load(tmp_path / "x.lacova")
-    model._vae.cpu()
+    model.vae.cpu()
     assert answers(host, name) == answers(model, name)
 
 
@@ -225,12 +225,12 @@ def test_labels_keep_their_types(tmp_path, role, labels):
     again = load(tmp_path / "x")
     plain = [label.item() if isinstance(label, np.generic) else label for label in labels]
     if role == "c":
-        assert sorted(map(repr, again._encoder.levels["c"])) == sorted(set(map(repr, plain)))
+        assert sorted(map(repr, again.encoder.levels["c"])) == sorted(set(map(repr, plain)))
         frame.loc[2, "c"] = None
         pd.testing.assert_frame_equal(again.impute(frame), model.impute(frame), check_exact=True)
     else:
-        assert sorted(map(repr, again._trained)) == sorted(set(map(repr, plain)))
-        assert all(label in again._trained for label in labels)
+        assert sorted(map(repr, again.training_instances)) == sorted(set(map(repr, plain)))
+        assert all(label in again.training_instances for label in labels)
 
 
 @pytest.mark.parametrize("role", ["c", "id"])

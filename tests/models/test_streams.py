@@ -194,8 +194,8 @@ def test_the_command_streams_folders_and_files(file, tmp_path, command, monkeypa
     run, small = tmp_path / "run", ["--latent-dim", 1, "--covariates", "factorised"]
     command("fit", tmp_path / "data", "--schema", tmp_path / "s.toml", "--out", run, "--epochs", 1, *small)
     model = lacova.load(run / "model.lacova")
-    assert isinstance(model._trained, Fingerprints)
-    assert 60 <= len(model._trained) < 80  # a tenth or so of the patients is held out
+    assert isinstance(model.training_instances, Fingerprints)
+    assert 60 <= len(model.training_instances) < 80  # a tenth or so of the patients is held out
     assert "validation" in model.training
     out = tmp_path / "out.parquet"
     command("impute", run, tmp_path / "data", "--out", out, "--seed", 4)

@@ -61,7 +61,7 @@ def test_level_probabilities_are_weighted():
     rng = np.random.default_rng(0)
     table = pd.DataFrame({"grade": rng.choice(["low", "high"], 60), "a": rng.normal(size=60)})
     model = lacova.MIWAE(Schema({"grade": "bernoulli", "a": "gaussian"}, {}), latent_dim=1)
-    vae = model.fit(table, max_epochs=1, device="cpu")._vae
+    vae = model.fit(table, max_epochs=1, device="cpu").vae
     outputs = torch.tensor([[[-2.0, 0.0]], [[3.0, 0.0]]])
     observed = vae.observe(outputs, None, torch.Generator().manual_seed(0))
     odds = float(vae.likelihood.families["bernoulli"].base)

@@ -34,7 +34,7 @@ def test_a_fit_and_an_answer_use_one_thread(monkeypatch):
     monkeypatch.setattr(Step, "seed", lambda self, number: (seen.add(torch.get_num_threads()), seed(self, number))[1])
     model = CVAE(ROWS, latent_dim=1, networks=Dense((4,), (4,))).fit(visits(), max_epochs=1)
     assert (seen, torch.get_num_threads()) == ({1}, 3)
-    vae = model._vae
+    vae = model.vae
     latents = vae.latents
     monkeypatch.setattr(vae, "latents", lambda *a: (seen.add(torch.get_num_threads()), latents(*a))[1])
     model.impute(visits())

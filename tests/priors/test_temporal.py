@@ -285,7 +285,7 @@ def test_the_bound_meets_the_likelihood_at_the_true_posterior():
     """Two visits with a linear decoder: their posterior is a chain, and the bound is then the likelihood itself."""
     schema = Schema(["a", "b"], {}, instance="id", time="day")
     model = GPVAE(schema, latent_dim=1, networks=Dense((8,), (8,)), length_scale=2.0)
-    vae = model.fit(series_table(), max_epochs=1)._vae.double()
+    vae = model.fit(series_table(), max_epochs=1).vae.double()
     loading, noise = torch.tensor([0.9, -0.4], dtype=torch.float64), vae.likelihood.noise_variance.detach()
     days = torch.tensor([0.2, 0.9], dtype=torch.float64)
     y = torch.tensor([[0.5, -0.1], [0.2, 0.3]], dtype=torch.float64)
@@ -316,7 +316,7 @@ def measurement_covariance(vae, days, loading):
 
 def linear_case():
     """A model after little training with a known linear decoder, and three series with gaps."""
-    vae = fitted()._vae.double()
+    vae = fitted().vae.double()
     loading = torch.tensor([[0.9, -0.4], [0.3, 0.5]], dtype=torch.float64)
     vae.decoder = Given(lambda z: z @ loading)
     y = torch.randn(len(DAYS), 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
@@ -355,9 +355,9 @@ def test_importance_weighted_bound_of_series_tends_to_their_likelihood():
 
 def test_the_mean_of_log_weights_is_the_evidence_lower_bound():
     """Also where times are missing, so that visits may come in another order than they are drawn in."""
-    vae = fitted()._vae.double()
+    vae = fitted().vae.double()
     table = series_table(3, 4, seed=5)
-    encoded = fitted()._encode(table.assign(day=table["day"].mask(table.index.isin([1, 6]))))
+    encoded = fitted().encode(table.assign(day=table["day"].mask(table.index.isin([1, 6]))))
     encoded = replace(encoded, y=encoded.y.double(), x=encoded.x.double())
     batch = Batches(vae.condition(encoded)).batch(torch.arange(3))
     values = {"elbo": [], "weighted": []}
@@ -412,10 +412,10 @@ def test_gaps_in_smooth_series_are_imputed_from_neighbouring_visits(posterior):
 def test_the_length_scale_is_in_units_of_time_and_can_be_learnt():
     table = series_table()
     fixed = fitted(table=table)
-    assert fixed._vae.prior.log_length_scale.exp().tolist() == pytest.approx([2.0 / np.std(table["day"])] * 2, rel=1e-6)
-    assert not any("length_scale" in name for name, _ in fixed._vae.named_parameters())
+    assert fixed.vae.prior.log_length_scale.exp().tolist() == pytest.approx([2.0 / np.std(table["day"])] * 2, rel=1e-6)
+    assert not any("length_scale" in name for name, _ in fixed.vae.named_parameters())
     learnt = fitted(table=table, learn_length_scale=True)
-    assert learnt._vae.prior.log_length_scale.exp().tolist() != fixed._vae.prior.log_length_scale.exp().tolist()
+    assert learnt.vae.prior.log_length_scale.exp().tolist() != fixed.vae.prior.log_length_scale.exp().tolist()
 
 
 def test_predictions_do_not_depend_on_other_covariates():
@@ -429,11 +429,11 @@ def test_predictions_do_not_depend_on_other_covariates():
 
 def test_a_diagonal_posterior_has_independent_visits():
     model = fitted("diagonal")
-    q = model._vae.latents(batch_of_series(model))
+    q = model.vae.latents(batch_of_series(model))
     off = q.chain.root - torch.diag_embed(q.chain.root.diagonal(dim1=-2, dim2=-1))
     assert (off == 0).all()
 
 
 def batch_of_series(model):
-    table = model._encode(series_table())
+    table = model.encode(series_table())
     return Batches(table).batch(torch.arange(len(table.labels)))

@@ -29,7 +29,7 @@ from reproduction.summary import Figure, by_seed, checks, frame, gap_closed, pub
 
 import lacova
 from lacova.datasets import mask_at_random
-from lacova.datasets.digits import _covariates
+from lacova.datasets.digits import draw_covariates
 from reproduction import config, results
 
 ROOT = Path(__file__).parents[2]
@@ -292,7 +292,7 @@ def gapped(x, fraction, seed):
 @pytest.mark.parametrize("dataset", [1, 2, 3, "3-discrete"])
 def test_the_true_conditional_of_the_digits_is_that_of_the_generator(dataset):
     """Truth, draws that replace it, and the stated moments agree, also in products with anything observed."""
-    frame = _covariates(dataset, 3000, np.random.default_rng(1))
+    frame = draw_covariates(dataset, 3000, np.random.default_rng(1))
     truth = frame.replace({"digit": {3: 0.0, 6: 1.0}}).to_numpy(float)
     x, conditional, nobody = gapped(truth, 0.4, 2), DigitsConditional(dataset), np.zeros(0, dtype=np.int64)
     drawn = conditional.draw(x, nobody, 30, np.random.default_rng(3))
@@ -354,9 +354,9 @@ def visits():
     model = lacova.GPPriorVAE(schema, latent_dim=2, inducing=8).fit(gaps, max_epochs=3)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():  # a posterior far from its prior, so that using y makes a difference
-        for weight in model._vae.covariate_posterior.parameters():
+        for weight in model.vae.covariate_posterior.parameters():
             weight.add_(0.3 * torch.randn(weight.shape, generator=generator))
-        model._vae.prior.posterior_mean.normal_(generator=generator)  # and latent variables that depend on x
+        model.vae.prior.posterior_mean.normal_(generator=generator)  # and latent variables that depend on x
     return model, table, gaps
 
 
@@ -365,7 +365,7 @@ def test_covariate_errors_are_those_of_the_imputed_table(visits):
     model, table, gaps = visits
     imputed = model.impute(gaps, probabilities=True)
     first = ~gaps["id"].duplicated()
-    sd = dict(zip(model.schema.covariates, model._encoder.x_scale, strict=True))["age"]
+    sd = dict(zip(model.schema.covariates, model.encoder.x_scale, strict=True))["age"]
     square = [((imputed["age"][i] - table["age"][i]) / sd) ** 2 for i in gaps.index[first & gaps["age"].isna()]]
     hits, brier = [], []
     for name, rows in (("sex", first & gaps["sex"].isna()), ("dose", gaps["dose"].isna())):
@@ -384,7 +384,7 @@ def test_covariate_errors_are_those_of_the_imputed_table(visits):
 def test_plug_in_nll_is_that_of_one_completion(visits):
     """Row by row: best guess of x without y, mean of z, noise alone; in the units of the measurements."""
     model, table, gaps = visits
-    encoder, vae = model._fitted()
+    encoder, vae = model.fitted()
     without_y = gaps.assign(alt=np.nan, ast=np.nan)
     x = encoder.encode(model.impute(without_y)).x
     with torch.no_grad():

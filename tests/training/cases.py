@@ -50,7 +50,7 @@ def fit_gp(*, schema=VISITS, train=None, validation=True, settings=None, **optio
 
 def same(one, other):
     """Return whether two models have the same weights and training records to the last bit."""
-    weights, others = one._vae.state_dict(), other._vae.state_dict()
+    weights, others = one.vae.state_dict(), other.vae.state_dict()
     return digest(weights) == digest(others) and one.training.equals(other.training)
 
 

@@ -57,7 +57,7 @@ def test_ctrl_c_restores_the_best_weights_and_training_can_continue(steps, tmp_p
         InterruptedWarning, match=r"after 2 of 3 epochs; the model has the best weights so far, of epoch 1\."
     ):
         model = fit_gp(checkpoint=path)
-    assert digest(model._vae.state_dict()) == digest(first._vae.state_dict())
+    assert digest(model.vae.state_dict()) == digest(first.vae.state_dict())
     assert model.training["epoch"].tolist() == [1.0, 2.0]  # the third was not complete
     assert model.impute(visits()).notna().all(axis=None)
     state = read(path)[0]["state"]
@@ -66,7 +66,7 @@ def test_ctrl_c_restores_the_best_weights_and_training_can_continue(steps, tmp_p
     done = fit_gp(checkpoint=path)
     assert steps.taken == STEPS - 2
     assert done.training["validation"].tolist() == [1.0, 0.0, 0.5]
-    assert digest(done._vae.state_dict()) == digest(first._vae.state_dict())  # still the best
+    assert digest(done.vae.state_dict()) == digest(first.vae.state_dict())  # still the best
     assert not done.interrupted
     assert os.listdir(tmp_path) == []
 

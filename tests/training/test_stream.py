@@ -60,7 +60,7 @@ def assert_same_batches(one, other):
 
 
 def weights(model):
-    return model._fitted()[1].state_dict()
+    return model.fitted()[1].state_dict()
 
 
 def equal_weights(one, other):
@@ -235,7 +235,7 @@ def test_the_fingerprint_depends_on_patients_their_places_and_their_values(file,
 def test_rows_without_patients_are_streamed(file):
     one, other = (CVAE(RAGGED_ROWS, **SMALL).fit(data, **OPTIONS) for data in (file, pd.read_parquet(file)))
     assert equal_weights(one, other)
-    assert len(one._trained) == 0
+    assert len(one.training_instances) == 0
 
 
 def test_folders_partitions_and_datasets_are_streamed(file, folder):
@@ -247,21 +247,21 @@ def test_folders_partitions_and_datasets_are_streamed(file, folder):
     for data in (folder / "partitioned", ds.dataset(ordered), ds.dataset(folder / "partitioned", partitioning="hive")):
         assert equal_weights(CVAE(RAGGED, **SMALL).fit(data, **OPTIONS), expected)
     frame.to_csv(folder / "t.csv", index=False)
-    assert CVAE(RAGGED, **SMALL).fit(folder / "t.csv", **OPTIONS)._trained == set(frame["id"])
+    assert CVAE(RAGGED, **SMALL).fit(folder / "t.csv", **OPTIONS).training_instances == set(frame["id"])
 
 
 def test_a_streamed_model_keeps_the_labels_of_its_training_patients(file, folder):
     fitted = GPPriorVAE(RAGGED, **SMALL, inducing=5).fit(file, **OPTIONS)
     frame = pd.read_parquet(file)
     in_memory = GPPriorVAE(RAGGED, **SMALL, inducing=5).fit(frame, **OPTIONS)
-    assert isinstance(fitted._trained, Fingerprints)
-    assert len(fitted._trained) == len(in_memory._trained)
+    assert isinstance(fitted.training_instances, Fingerprints)
+    assert len(fitted.training_instances) == len(in_memory.training_instances)
     new = frame.groupby("id").tail(1)
     history = frame.drop(new.index)
     stranger = {name: part.assign(id=part["id"] + "?") for name, part in {"x": new, "history": history}.items()}
     fitted.save(folder / "model.lacova")
     again = lacova.load(folder / "model.lacova")
-    assert again._trained == fitted._trained
+    assert again.training_instances == fitted.training_instances
     for model in (fitted, again):
         expected = in_memory.predict(new, history)
         pd.testing.assert_frame_equal(model.predict(new, history), expected, check_exact=True)

@@ -25,10 +25,10 @@ def test_early_stopping_restores_the_best_weights(make):
     scores = model.training["validation"] + model.training["validation_masked_log_prob"]
     best = model.training.loc[scores.idxmax()]
     assert scores.idxmax() < len(scores) - 1
-    rate = masking_rate(model._encoder.encode(train))
-    loader = TableLoader(model._encoder.encode(validation), rate, model._options, torch.device("cpu"))
-    loader.condition(model._vae)
-    assert Validator(model._vae, model._options, loader)() == (best["validation"], best["validation_masked_log_prob"])
+    rate = masking_rate(model.encoder.encode(train))
+    loader = TableLoader(model.encoder.encode(validation), rate, model.options, torch.device("cpu"))
+    loader.condition(model.vae)
+    assert Validator(model.vae, model.options, loader)() == (best["validation"], best["validation_masked_log_prob"])
 
 
 @every_model
@@ -42,7 +42,7 @@ def test_training_stops_after_patience_and_keeps_the_best_epoch(make, monkeypatc
     monkeypatch.setattr(Validator, "__call__", scored)
     model = make(VISITS).fit(numbered_visits(), numbered_visits(1), max_epochs=6, patience=3, latent_weight=1.0)
     assert model.training["validation"].tolist() == [1.0, 5.0, 3.0, 5.0, 4.0]
-    final, weights = model._vae.state_dict(), [name for name, _ in model._vae.named_parameters()]
+    final, weights = model.vae.state_dict(), [name for name, _ in model.vae.named_parameters()]
     assert all(torch.equal(final[name], states[1][name]) for name in weights)
     assert not all(torch.equal(states[4][name], states[1][name]) for name in weights)
 

@@ -157,7 +157,7 @@ def _fitted_scores(
         scores = _scores(model, part, schema, draws, seed)
     except (DataError, TrainingError) as error:
         raise type(error)(f"{entry.label}: {error}") from None
-    trained = sum(parameter.numel() for parameter in model._fitted()[1].parameters() if parameter.requires_grad)
+    trained = sum(parameter.numel() for parameter in model.fitted()[1].parameters() if parameter.requires_grad)
     return {name: _plain(value) for name, value in scores.items()} | {"seconds": seconds, "parameters": trained}
 
 
@@ -185,9 +185,9 @@ def _standard_deviation(train: pd.DataFrame, name: str, schema: Schema) -> float
 @torch.no_grad()
 def _score_imputation(model: Model, part: Fold, draws: int, seed: int) -> tuple[pd.DataFrame, dict[str, float]]:
     """Return the scores of hidden measurements by column, and the errors of hidden covariates."""
-    encoder, vae = model._fitted()
+    encoder, vae = model.fitted()
     rows = part.hidden_y if model.covariates == "oracle" else part.hidden
-    truth, seen, table = encoder.encode(part.test), encoder.encode(rows), model._encode(rows)
+    truth, seen, table = encoder.encode(part.test), encoder.encode(rows), model.encode(rows)
     y, mask = truth.y.to(table.y.device), (truth.y_mask & ~seen.y_mask).to(table.y.device)
     guess = torch.empty(truth.x.shape)
 

@@ -36,7 +36,7 @@ def rotated_digits(
         ((5, 1299), ['rotation', 'shift', 'contrast'])
     """
     rng = np.random.default_rng(seed)
-    x = _covariates(dataset, rows, rng)
+    x = draw_covariates(dataset, rows, rng)
     digit = x["digit"].to_numpy() if "digit" in x else np.full(rows, 3)
     chosen = images if images is not None else {k: group[0] / 255.0 for k, group in by_class(*embedded()).items()}
     pictures = {int(k): frame(chosen[int(k)]) for k in np.unique(digit)}
@@ -48,7 +48,8 @@ def rotated_digits(
     return table, Schema(PIXELS, kinds, time="time" if "time" in x else None)  # type: ignore[arg-type]  # kinds are literals
 
 
-def _covariates(dataset: int | str, rows: int, rng: np.random.Generator) -> pd.DataFrame:
+def draw_covariates(dataset: int | str, rows: int, rng: np.random.Generator) -> pd.DataFrame:
+    """Draw the covariates of one of the rotated-digits sets."""
     if dataset not in (1, 2, 3, "3-discrete"):
         raise ValueError(f"dataset is {dataset!r}; expected 1, 2, 3 or '3-discrete'.")
     e = rng.standard_normal((3, rows))

@@ -61,6 +61,11 @@ class Model(Inference, ABC):
     Attributes:
         training: a pandas DataFrame with a line per epoch, None before `fit`; see below.
         interrupted: whether Ctrl-C ended training.
+        options: the `FitOptions` of the last `fit`.
+        vae: the trained torch module, `lacova.inference.vae.ConditionalVAE`; None before `fit`.
+        encoder: how tables become tensors, `lacova.data.table_encoder.TableEncoder`; None before `fit`.
+        fill: what fills gaps in X before the model sees them; None where the model infers them.
+        training_instances: the labels of the training instances, or their fingerprints.
 
     Columns of `training`, in nats per row, means over the steps of the epoch:
 
@@ -99,11 +104,11 @@ class Model(Inference, ABC):
         self.covariates: Any = covariates
         self.covariate_prior = dict(covariate_prior or {})
         self.noise_floor = noise_floor
-        self._encoder: TableEncoder | None = None
-        self._fill: Fill | None = None
-        self._vae: ConditionalVAE | None = None
-        self._trained: frozenset[Any] | Fingerprints = frozenset()
-        self._options = FitOptions()
+        self.encoder: TableEncoder | None = None
+        self.fill: Fill | None = None
+        self.vae: ConditionalVAE | None = None
+        self.training_instances: frozenset[Any] | Fingerprints = frozenset()
+        self.options = FitOptions()
         self.training: pd.DataFrame | None = None
         self.interrupted = False
         self._written_by: str | None = None  # the version of lacova that wrote the file it was loaded from
@@ -184,8 +189,8 @@ class Model(Inference, ABC):
         else:
             fitted, outcome = launch(job, devices, nodes, device)
             fitted.vae.to(resolve_device(device))
-        self._encoder, self._fill, self._trained, self._vae = fitted
-        self._options = settings
+        self.encoder, self.fill, self.training_instances, self.vae = fitted
+        self.options = settings
         self.training = pd.DataFrame(outcome.records, columns=None if outcome.records else ["epoch"])
         self.interrupted, self._written_by = outcome.interrupted is not None, None
         if outcome.interrupted is not None:
@@ -212,7 +217,7 @@ class Model(Inference, ABC):
             >>> lacova.load(path).predict(table).equals(model.predict(table))
             True
         """
-        self._fitted()
+        self.fitted()
         if name_of("model", type(self)) is None:
             name = type(self).__name__
             raise StorageError(
@@ -246,16 +251,16 @@ class Model(Inference, ABC):
             if value := getattr(self.schema, role):
                 lines[role] = value if isinstance(value, str) else ", ".join(value)
         lines["latent dimensions"] = str(self.latent_dim)
-        if self._vae is None or self.training is None:
+        if self.vae is None or self.training is None:
             lines["trained"] = "no; call fit(train)"
         else:
-            lines["parameters"] = f"{sum(p.numel() for p in self._vae.parameters()):,}"
-            lines["device"] = str(self._vae.device)
-            lines["trained"] = f"less than an epoch, seed {self._options.seed}"
+            lines["parameters"] = f"{sum(p.numel() for p in self.vae.parameters()):,}"
+            lines["device"] = str(self.vae.device)
+            lines["trained"] = f"less than an epoch, seed {self.options.seed}"
             for last in self.training.tail(1).to_dict("records"):
                 kind, name = ("validation bound", "validation") if "validation" in last else ("bound", "elbo")
                 lines["trained"] = (
-                    f"{len(self.training)} epochs, last {kind} {last[name]:.4g} per row, seed {self._options.seed}"
+                    f"{len(self.training)} epochs, last {kind} {last[name]:.4g} per row, seed {self.options.seed}"
                 )
         return lines
 

@@ -122,12 +122,14 @@ class GPPriorVAE(Model):
             line per component and a column per measurement; and `known`, the part of these shares that the posterior
             mean of the effects explains. The rest is uncertainty about the effects.
         """
-        encoder, vae = self._fitted()
+        encoder, vae = self.fitted()
         interval, draws = check_interval(interval), whole_number(draws)
         frame, origin = to_pandas(in_memory(data, "effects"), self.schema.columns)
-        table = self._encode(frame, measurements=any(name in frame for name in self.schema.measurements))
+        table = self.encode(frame, measurements=any(name in frame for name in self.schema.measurements))
         names = tuple(component.formula(self.schema) for component in self.components)
-        tables = measure(vae, encoder, frame, table, names, draws, interval, self._generator(seed), self._trained)
+        tables = measure(
+            vae, encoder, frame, table, names, draws, interval, self._generator(seed), self.training_instances
+        )
         return Effects(*map(origin.table, tables))
 
     def _described(self) -> dict[str, str]:

@@ -50,11 +50,11 @@ class Inference:
 
     schema: Schema
     latent_dim: int
-    _encoder: TableEncoder | None
-    _fill: Fill | None
-    _vae: ConditionalVAE | None
-    _trained: frozenset[Any] | Fingerprints
-    _options: FitOptions
+    encoder: TableEncoder | None
+    fill: Fill | None
+    vae: ConditionalVAE | None
+    training_instances: frozenset[Any] | Fingerprints
+    options: FitOptions
 
     @with_suitable_threads
     def impute(
@@ -92,7 +92,7 @@ class Inference:
         self, data: Frame, draws: int | None, interval: float | None, probabilities: bool, seed: int,
         independent_noise: bool, every: bool = False,
     ) -> Frame:  # fmt: skip
-        encoder, _ = self._fitted()
+        encoder, _ = self.fitted()
         if draws is not None and (interval is not None or probabilities):
             word = "probabilities" if interval is None else "interval"
             raise ValueError(f"give draws or {word}, not both: draws leave the summary to you.")
@@ -105,7 +105,7 @@ class Inference:
         count = whole_number(count if draws is None else draws)
         interval = None if interval is None else check_interval(interval)
         frame, origin = to_pandas(data, self.schema.columns)
-        table = self._encode(frame)
+        table = self.encode(frame)
         imputed = self._imputation(table, count, seed, independent_noise, resample=draws is not None)
         if draws is not None:
             return origin.complete(completed_draws(frame, encoder, imputed, table, count))
@@ -116,14 +116,14 @@ class Inference:
         self, table: Table, count: int, seed: int, independent_noise: bool = False, resample: bool = True
     ) -> Iterable[Draws]:
         """Draw every row of an encoded table; where draws are weighted, with weights unless they are resampled."""
-        vae = self._fitted()[1]
+        vae = self.fitted()[1]
         if self._weights_draws(vae):
             return weighted_draws(vae, table, count, self._generator(seed), independent_noise, resample)
-        return imputation_draws(vae, table, count, self._generator(seed), self._trained, independent_noise)
+        return imputation_draws(vae, table, count, self._generator(seed), self.training_instances, independent_noise)
 
     def _weights_draws(self, vae: ConditionalVAE) -> bool:
         """Return whether imputation weights draws: as training did, unless z of a row depends on that of others."""
-        return vae.prior.independent and (self._options.importance > 1 or vae.missingness is not None)
+        return vae.prior.independent and (self.options.importance > 1 or vae.missingness is not None)
 
     @with_suitable_threads
     @torch.no_grad()
@@ -141,11 +141,11 @@ class Inference:
             `draws` tables of the covariates one below the other, numbered in a column `draw`, as those of `impute`;
             of the same library as `data`.
         """
-        encoder, vae = self._fitted()
-        if self._fill is not None:
+        encoder, vae = self.fitted()
+        if self.fill is not None:
             raise ValueError(f"this {type(self).__name__} fills gaps in covariates once; it has no prior of them.")
         frame, origin = to_pandas(in_memory(data, "prior_covariates"), self.schema.columns)
-        table, generator = self._encode(frame), self._generator(seed)
+        table, generator = self.encode(frame), self._generator(seed)
         y = torch.zeros(1, *table.y.shape)
         drawn = (
             Draws(rows, y[:, rows], torch.ones(y.shape[-1]), y[:, rows], x)
@@ -180,7 +180,7 @@ class Inference:
             the predictive mean of every number and the most probable level of every category, row by row as in `x`;
             with the index of `x`, if it is pandas. Of a path or dataset, the path `out`.
         """
-        encoder, _ = self._fitted()
+        encoder, _ = self.fitted()
         interval = None if interval is None else check_interval(interval)
         if is_stream(x):
             answer = partial(
@@ -204,7 +204,7 @@ class Inference:
         With `independent_noise`, every row (or patient) gets the same random numbers: its draws do not depend on the
         rows beside it, but draws of different rows are no longer independent. `x` and `out` are those of `predict`.
         """
-        encoder, _ = self._fitted()
+        encoder, _ = self.fitted()
         draws = whole_number(draws)
         if is_stream(x):
             answer = partial(
@@ -242,19 +242,21 @@ class Inference:
             tables of the same library as `data`: `rows`, with a line per row and measurement, `average`, with a line
             per measurement, over all rows, and `draws`, if they are kept, with a line per draw, row and measurement.
         """
-        encoder, vae = self._fitted()
+        encoder, vae = self.fitted()
         interval = check_interval(interval)
         frame, origin = to_pandas(in_memory(data, "what_if"), self._input_columns)
-        table, new = self._encode_with_history(frame, history)
+        table, new = self.encode_with_history(frame, history)
         setting = encode_setting(encoder, frame, changes)
-        pairs = paired_draws(vae, table, new, setting, whole_number(draws), self._generator(seed), self._trained)
+        pairs = paired_draws(
+            vae, table, new, setting, whole_number(draws), self._generator(seed), self.training_instances
+        )
         answer = compare(encoder, Moments(encoder, vae.likelihood), frame, pairs, interval, keep_draws)
         kept = None if answer.draws is None else origin.table(answer.draws)
         return WhatIf(origin.table(answer.rows), origin.table(answer.average), kept)
 
     def read_value(self, covariate: str, text: str) -> Any:
         """Return a covariate's value as typed, for `what_if`: the level that reads like that, or a number."""
-        return from_text(self._fitted()[0], covariate, text)
+        return from_text(self.fitted()[0], covariate, text)
 
     @with_suitable_threads
     def filter(
@@ -278,7 +280,7 @@ class Inference:
             and whether it lay `inside`. A category has a line for each level, `<measurement>_p_<level>`: 1 if it was
             observed and else 0, and as `mean` its probability; without an interval.
         """
-        encoder, vae = self._fitted()
+        encoder, vae = self.fitted()
         interval, draws = check_interval(interval), whole_number(draws)
         frame, origin = to_pandas(in_memory(data, "filter"), self.schema.columns)
         encoder.require(frame)
@@ -289,7 +291,7 @@ class Inference:
             known = self._conditioned(only_earlier_values(table, frame, self.schema, number, k))
             new = torch.arange(len(known)) < len(rows)
             drawn = predictive_draws(
-                vae, known, new, draws, self._generator(seed), self._trained, independent_noise
+                vae, known, new, draws, self._generator(seed), self.training_instances, independent_noise
             )  # fmt: skip
             summary = summarise(drawn, len(rows), encoder, interval)
             tables.append(predicted(cast("pd.Index[Any]", pd.Index(rows)), encoder, summary, probabilities=True))
@@ -303,13 +305,13 @@ class Inference:
 
         Of a path or a dataset, a column `log_likelihood` beside the others in the Parquet file `out`.
         """
-        encoder, vae = self._fitted()
+        encoder, vae = self.fitted()
         if is_stream(data):
             answer = partial(self.log_likelihood, draws=draws)
             return self._write(data, out, seed, lambda *a, **k: pa.table({"log_likelihood": answer(*a, **k)}))
         no_output_file(out)
         frame, origin = to_pandas(data, self.schema.columns)
-        table = self._encode(frame)
+        table = self.encode(frame)
         generator, values = self._generator(seed), torch.empty(len(table), dtype=torch.float64)
         for rows, batch in chunks(table, whole_number(draws), width=vae.prior.width):
             value = log_likelihood(vae, batch, draws, generator).double()
@@ -346,10 +348,10 @@ class Inference:
     @with_suitable_threads
     def scores(self, data: Any, *, draws: int = MEAN_DRAWS, seed: int = 0) -> tuple[pd.DataFrame, dict[str, float]]:
         """Return both answers of `score`, by measurement and over all, from the same predictions."""
-        encoder, vae = self._fitted()
+        encoder, vae = self.fitted()
         columns = self.schema.columns
         tables = (
-            (self._encode(part), self._generator(own))
+            (self.encode(part), self._generator(own))
             for part, own in parts(opened(data, self.schema.instance, columns), seed, columns)
         )
         table, rows = by_column(vae, encoder, predictions(vae, tables, whole_number(draws)))
@@ -362,12 +364,12 @@ class Inference:
 
         Of a path or a dataset, these columns beside the others in the Parquet file `out`.
         """
-        _, vae = self._fitted()
+        _, vae = self.fitted()
         if is_stream(data):
             return cast(Frame, self._write(data, out, 0, lambda part, seed: self.embed(part)))
         no_output_file(out)
         frame, origin = to_pandas(data, self.schema.columns)
-        table = self._encode(frame)
+        table = self.encode(frame)
         values = torch.empty(len(table), 2 * self.latent_dim, dtype=torch.float64)
         for rows, batch in chunks(table, 1):
             values[rows] = torch.cat(vae.encode(batch), dim=1).double().cpu()
@@ -379,8 +381,8 @@ class Inference:
     @torch.no_grad()
     def elbo(self, data: Any, *, samples: int = 1, seed: int = 0) -> dict[str, float]:
         """Return the named terms of the bound on log p(Y_o | X_o) over a table, in the measurements' own units."""
-        encoder, vae = self._fitted()
-        table = self._encode(data)
+        encoder, vae = self.fitted()
+        table = self.encode(data)
         generator, samples = self._generator(seed), whole_number(samples, "samples")
         total = {
             "reconstruction": float(encoder.log_jacobian(table.y, table.y_mask).sum()),
@@ -388,8 +390,8 @@ class Inference:
             "kl_covariates": 0.0,
         }
         inducing = 0.0
-        for _, batch in Batches(table, self._options.batch_size).in_order():
-            terms = elbo(vae, batch, generator, samples, self._options.cap).named()
+        for _, batch in Batches(table, self.options.batch_size).in_order():
+            terms = elbo(vae, batch, generator, samples, self.options.cap).named()
             total = {name: value + terms[name] for name, value in total.items()}
             inducing = terms["kl_inducing"]
         total["kl_inducing"] = inducing
@@ -398,47 +400,53 @@ class Inference:
 
     # How tables reach the model.
 
-    def _fitted(self) -> tuple[TableEncoder, ConditionalVAE]:
-        if self._encoder is None or self._vae is None:
+    def fitted(self) -> tuple[TableEncoder, ConditionalVAE]:
+        """Return the table encoder and the trained network; raise `NotFittedError` before `fit`."""
+        if self.encoder is None or self.vae is None:
             raise NotFittedError(f"this {type(self).__name__} has not been fitted; call fit(train) first.")
-        return self._encoder, self._vae
+        return self.encoder, self.vae
 
     def _generator(self, seed: int) -> torch.Generator:
-        return torch.Generator(self._fitted()[1].device).manual_seed(seed)
+        return torch.Generator(self.fitted()[1].device).manual_seed(seed)
 
     @property
     def _input_columns(self) -> list[str]:
         """The columns that enter a prediction."""
         return [name for name in self.schema.columns if name not in self.schema.measurements]
 
-    def _encode(self, data: Any, measurements: bool = True) -> Table:
-        """Encode a table, and condition the covariate prior on it."""
+    def encode(self, data: Any, measurements: bool = True) -> Table:
+        """Return a DataFrame as tensors, with the conditional prior of its missing covariates.
+
+        Without `measurements`, all of Y is missing.
+        """
         frame, _ = to_pandas(data, self.schema.columns)
-        return self._conditioned(self._fitted()[0].encode(frame, measurements=measurements))
+        return self._conditioned(self.fitted()[0].encode(frame, measurements=measurements))
 
     def _conditioned(self, table: Table) -> Table:
         """Return an encoded table with its gaps in X filled, or with their conditional prior, on the model's device."""
-        _, vae = self._fitted()
-        table = table if self._fill is None else self._fill(table)
+        _, vae = self.fitted()
+        table = table if self.fill is None else self.fill(table)
         return vae.condition(table).to(vae.device)
 
     def _predictive_draws(
         self, x: pd.DataFrame, history: Any, draws: int, seed: int, independent_noise: bool
     ) -> Iterable[Draws]:
-        table, new = self._encode_with_history(x, history)
-        vae = self._fitted()[1]
-        return predictive_draws(vae, table, new, draws, self._generator(seed), self._trained, independent_noise)
+        table, new = self.encode_with_history(x, history)
+        vae = self.fitted()[1]
+        return predictive_draws(
+            vae, table, new, draws, self._generator(seed), self.training_instances, independent_noise
+        )
 
-    def _encode_with_history(self, x: pd.DataFrame, history: Any) -> tuple[Table, Tensor]:
+    def encode_with_history(self, x: pd.DataFrame, history: Any) -> tuple[Table, Tensor]:
         """Encode rows to predict and, behind them, the history of their instances; return which rows to predict."""
-        encoder, _ = self._fitted()
+        encoder, _ = self.fitted()
         encoder.require(x, measurements=False)
         past = None if history is None else self._history_of(x, history)
         if past is None or not len(past):
-            return self._encode(x, measurements=False), torch.ones(len(x), dtype=torch.bool)
+            return self.encode(x, measurements=False), torch.ones(len(x), dtype=torch.bool)
         inputs = x.drop(columns=list(self.schema.measurements), errors="ignore")
         try:
-            table = self._encode(pd.concat([inputs, past[list(self.schema.columns)]]))
+            table = self.encode(pd.concat([inputs, past[list(self.schema.columns)]]))
         except DataError as error:
             encoder.encode(x, measurements=False)  # whose own errors come first
             raise DataError(f"the rows to predict and their history together: {error}") from None
@@ -452,14 +460,14 @@ class Inference:
             )
         visits, _ = to_pandas(history, self.schema.columns)
         with about("history"):
-            self._fitted()[0].require(visits)
+            self.fitted()[0].require(visits)
         return visits[visits[self.schema.instance].isin(set(x[self.schema.instance]))]
 
     def _write(
         self, data: Any, out: str | os.PathLike[str] | None, seed: int, answer: Any, *, same_seed: bool = False,
         beside: bool = True, measurements: bool = True,
     ) -> Any:  # fmt: skip
-        self._fitted()
+        self.fitted()
         columns = self.schema.columns if measurements else self._input_columns
         source = None if out is None else opened(data, self.schema.instance, columns)
         return write_answers(source, out, seed, answer, same_seed=same_seed, beside=beside)

@@ -83,7 +83,7 @@ class NotMIWAE(MIWAE):
         The unit is that of the logarithm where the measurement is log-normal. With the mechanism "linear", there is a
         column of slopes for each measurement that they depend on.
         """
-        encoder, vae = self._fitted()
+        encoder, vae = self.fitted()
         if self.scaling == "normal" or vae.missingness is None:
             raise ValueError(
                 'with scaling="normal" the log-odds of a gap are not linear in a measurement\'s own units.'

@@ -45,14 +45,14 @@ class Storable(Blueprint, Protocol):
     scaling: Any
     training: pd.DataFrame | None
     settled: ClassVar[tuple[str, ...]]
-    _encoder: TableEncoder | None
-    _fill: Fill | None
-    _vae: ConditionalVAE | None
-    _trained: frozenset[Any] | Fingerprints
-    _options: FitOptions
+    encoder: TableEncoder | None
+    fill: Fill | None
+    vae: ConditionalVAE | None
+    training_instances: frozenset[Any] | Fingerprints
+    options: FitOptions
 
     def __init__(self, schema: Schema, **settings: Any) -> None: ...
-    def _fitted(self) -> tuple[TableEncoder, ConditionalVAE]: ...
+    def fitted(self) -> tuple[TableEncoder, ConditionalVAE]: ...
 
 
 M = TypeVar("M", bound=Storable)

@@ -45,17 +45,17 @@ SMALL = 2**22  # numbers of a tensor that is made before the file is known to ho
 
 def take_apart(model: Storable) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the document and the tensors that make the model again; refuse what a file cannot hold."""
-    encoder, vae = model._fitted()
-    schema, fill = encoder.schema, model._fill
+    encoder, vae = model.fitted()
+    schema, fill = encoder.schema, model.fill
     training = pd.DataFrame() if model.training is None else model.training
-    known = () if isinstance(model._trained, Fingerprints) else model._trained
+    known = () if isinstance(model.training_instances, Fingerprints) else model.training_instances
     document = {
         "model": name_of("model", type(model)),
         "registered": parts_of_others(model),
         "settings": packed_settings(model),
         "schema": {field.name: pack(getattr(schema, field.name), "schema") for field in fields(schema)},
         "levels": {"map": [[pack(k, "schema"), pack(v, f"levels of column {k!r}")] for k, v in encoder.levels.items()]},
-        "options": {k: pack(v, f"fit option {k}") for k, v in asdict(model._options).items()},
+        "options": {k: pack(v, f"fit option {k}") for k, v in asdict(model.options).items()},
         "sizes": {"inducing": vae.prior.inducing_count, "covariate prior": vae.covariate_prior.sizes()},
         "training": pack(list(training.columns), "columns of training"),
         "trained": pack(known, f"labels of the instance column {schema.instance!r}"),
@@ -73,8 +73,8 @@ def take_apart(model: Storable) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors["encoder.y_spread"] = torch.as_tensor(encoder.scales.spread)
     if model.scaling == "normal":
         tensors["encoder.knots"] = torch.as_tensor(knots_as_table(encoder.scales.knots))
-    if isinstance(model._trained, Fingerprints):
-        tensors["trained"] = torch.as_tensor(model._trained.sorted.view(np.int64))
+    if isinstance(model.training_instances, Fingerprints):
+        tensors["trained"] = torch.as_tensor(model.training_instances.sorted.view(np.int64))
     tensors["training"] = torch.tensor(training.to_numpy(dtype=float))
     if fill is not None:
         tensors |= {f"fill.{name}": value for name, value in fill.marginal.state_dict().items()}
@@ -91,16 +91,16 @@ def put_together(document: Mapping[str, Any], tensors: Mapping[str, Tensor], cla
         raise StorageError(f"its model is {kind!r}; expected {' or '.join(classes)}")
     schema = unpacked_schema(document)
     model = unfitted(classes[kind], schema, document)
-    model._encoder = encoder = _encoder(schema, document, parts, model.scaling == "normal")
+    model.encoder = encoder = _encoder(schema, document, parts, model.scaling == "normal")
     FactorisedPrior.blank(encoder.space).override(encoder, model.covariate_prior)  # refuses what makes no sense
-    model._options = FitOptions(**known_values(document, "options", [field.name for field in fields(FitOptions)]))
+    model.options = FitOptions(**known_values(document, "options", [field.name for field in fields(FitOptions)]))
     own = {name: whole_size(n, 0) for name, n in document["sizes"]["covariate prior"].items()}
     sizes = {"inducing": whole_size(document["sizes"]["inducing"], 0), "covariate prior": own}
-    model._vae = _read_into(partial(build_blank, model, encoder, sizes), parts, _is_small(model, encoder, document))
-    model._fill = _fill(model.covariates, encoder, parts) if model.covariates in FILLS else None
-    model._trained = frozenset(_labels(unpack(document["trained"])))
+    model.vae = _read_into(partial(build_blank, model, encoder, sizes), parts, _is_small(model, encoder, document))
+    model.fill = _fill(model.covariates, encoder, parts) if model.covariates in FILLS else None
+    model.training_instances = frozenset(_labels(unpack(document["trained"])))
     if "trained" in parts.left:  # of a stream, whose labels are not kept
-        model._trained = Fingerprints(parts.take("trained", torch.int64, None).numpy().view(np.uint64))
+        model.training_instances = Fingerprints(parts.take("trained", torch.int64, None).numpy().view(np.uint64))
     columns = _labels(unpack(document["training"]))
     model.training = pd.DataFrame(
         parts.take("training", torch.float64, None, len(columns)).numpy(), columns=list(columns)

@@ -55,7 +55,7 @@ def write(
     Returns:
         the path of the file.
     """
-    model._fitted()
+    model.fitted()
     schema = model.schema
     options = facts.ReportOptions(draws, seed, patients)
     content: dict[str, Any] = {"title": f"lacova report: {type(model).__name__}", "model": model, "options": options}
@@ -143,7 +143,7 @@ def _images(model: Model, frame: pd.DataFrame, truth: pd.DataFrame | None, shape
 
 def _reproduce(model: Model, options: facts.ReportOptions, share: float, command: str | None) -> Mapping[str, str]:
     """Return what is needed to reproduce the report and the model, by name."""
-    training = {k: v for k, v in asdict(model._options).items() if v is not None}
+    training = {k: v for k, v in asdict(model.options).items() if v is not None}
     rows = "train, validation" if model.training is not None and "validation" in model.training else "train"
     origin = "" if model._written_by is None else (
         f"lacova {model._written_by}; the versions of other packages at training are not stored in it"

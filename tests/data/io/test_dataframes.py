@@ -82,10 +82,10 @@ def test_the_library_makes_no_difference_to_the_model(model, library):
     options = {"max_epochs": 2}
     one = CVAE(VISITS, latent_dim=2, networks=Dense((8,), (8,))).fit(convert(visits()), convert(visits(1)), **options)
     other = CVAE(VISITS, latent_dim=2, networks=Dense((8,), (8,))).fit(visits(), visits(1), **options)
-    a, b = one._vae.state_dict(), other._vae.state_dict()
+    a, b = one.vae.state_dict(), other.vae.state_dict()
     assert a.keys() == b.keys()
     assert all(torch.equal(a[name], b[name]) for name in a)
-    assert one._trained == other._trained
+    assert one.training_instances == other.training_instances
 
 
 def test_history_may_come_from_another_library(model):

@@ -193,7 +193,7 @@ def test_model_fits_imputes_and_predicts(prior):
     assert not model.impute(table).isna().any(axis=None)
     assert np.isfinite(model.predict(table[:3], history=table[3:]).to_numpy()).all()
     assert np.isfinite(model.log_likelihood(table, draws=5)).all()
-    kernel = model._vae.prior.kernel
+    kernel = model.vae.prior.kernel
     for name, parameter in kernel.named_parameters():
         moved = parameter.detach() != torch.zeros(()) if "others" in name else torch.ones(1)
         assert moved.all(), name

@@ -33,8 +33,9 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
 
     def __init__(
         self, *, model: Literal["cvae", "gp"], categorical_features: Iterable[str | int] | None,
-        covariates: Covariates, latent_dim: int, networks: str | Networks, max_epochs: int, batch_size: int,
-        learning_rate: float, validation_fraction: float | None, patience: int, device: str,
+        covariates: Covariates, latent_dim: int, networks: str | Networks, max_epochs: int | None,
+        batch_size: int | None, learning_rate: float | None, validation_fraction: float | None, patience: int | None,
+        device: str,
         random_state: int | np.random.RandomState | None,
     ) -> None:  # fmt: skip
         self.model = model
@@ -95,7 +96,9 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         train, validation = _split(frame, covariates, self.validation_fraction, random)
         for name in ("max_epochs", "batch_size", "learning_rate", "patience"):
             value = getattr(self, name)
-            options.setdefault(name, value.item() if isinstance(value, np.generic) else value)  # as from a grid search
+            if value is not None:
+                value = value.item() if isinstance(value, np.generic) else value  # as from a grid search
+                options.setdefault(name, value)
         return model.fit(train, validation, seed=seed, device=self.device, progress=False, **options)
 
     def __sklearn_tags__(self) -> Any:
@@ -122,12 +125,12 @@ class LacovaImputer(OneToOneFeatureMixin, TransformerMixin, _Estimator):  # type
         covariates: how to treat gaps in covariates, as in `lacova.CVAE`.
         latent_dim: dimensions of z.
         networks: as in `lacova.CVAE`.
-        max_epochs: maximum number of passes over the rows.
-        batch_size: rows per training step.
-        learning_rate: of the optimiser.
+        max_epochs: maximum number of passes over the rows; None for the default of `lacova.FitOptions`.
+        batch_size: rows per training step; None for the default.
+        learning_rate: of the optimiser; None for the default.
         validation_fraction: share of the rows for early stopping, after `patience` epochs without improvement; None to
             train for all of `max_epochs`.
-        patience: see `validation_fraction`.
+        patience: see `validation_fraction`; None for the default.
         device: "auto", "cpu", "cuda", or any torch device.
         add_indicator: append an indicator of missing entries for each feature that had gaps in `fit`.
         keep_empty_features: fill features that had no value in `fit` with 0 instead of dropping them.
@@ -148,8 +151,8 @@ class LacovaImputer(OneToOneFeatureMixin, TransformerMixin, _Estimator):  # type
     def __init__(
         self, *, model: Literal["cvae", "gp"] = "cvae", covariate_columns: Iterable[str | int] | None = None,
         categorical_features: Iterable[str | int] | None = None, covariates: Covariates = "joint", latent_dim: int = 8,
-        networks: str | Networks = "clinical", max_epochs: int = 200, batch_size: int = 100,
-        learning_rate: float = 1e-3, validation_fraction: float | None = None, patience: int = 50,
+        networks: str | Networks = "clinical", max_epochs: int | None = None, batch_size: int | None = None,
+        learning_rate: float | None = None, validation_fraction: float | None = None, patience: int | None = None,
         device: str = "auto", add_indicator: bool = False, keep_empty_features: bool = False,
         random_state: int | np.random.RandomState | None = None,
     ) -> None:  # fmt: skip
@@ -253,12 +256,12 @@ class LacovaRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         covariates: how to treat gaps in X, as in `lacova.CVAE`.
         latent_dim: dimensions of z.
         networks: as in `lacova.CVAE`.
-        max_epochs: maximum number of passes over the rows.
-        batch_size: rows per training step.
-        learning_rate: of the optimiser.
+        max_epochs: maximum number of passes over the rows; None for the default of `lacova.FitOptions`.
+        batch_size: rows per training step; None for the default.
+        learning_rate: of the optimiser; None for the default.
         validation_fraction: share of the rows for early stopping, after `patience` epochs without improvement; None to
             train for all of `max_epochs`.
-        patience: see `validation_fraction`.
+        patience: see `validation_fraction`; None for the default.
         device: "auto", "cpu", "cuda", or any torch device.
         random_state: of training and of the draws that are averaged.
 
@@ -277,8 +280,8 @@ class LacovaRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     def __init__(
         self, *, model: Literal["cvae", "gp"] = "cvae", categorical_features: Iterable[str | int] | None = None,
         covariates: Covariates = "joint", latent_dim: int = 8, networks: str | Networks = "clinical",
-        max_epochs: int = 200, batch_size: int = 100, learning_rate: float = 1e-3,
-        validation_fraction: float | None = None, patience: int = 50, device: str = "auto",
+        max_epochs: int | None = None, batch_size: int | None = None, learning_rate: float | None = None,
+        validation_fraction: float | None = None, patience: int | None = None, device: str = "auto",
         random_state: int | np.random.RandomState | None = None,
     ) -> None:  # fmt: skip
         super().__init__(

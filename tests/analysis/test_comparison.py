@@ -85,7 +85,7 @@ def test_where_covariates_explain_measurements_a_conditional_model_wins():
     schema = Schema(["a", "b", "c"], {"x1": "continuous", "x2": "continuous"})
     scores = lacova.compare(
         table, schema, {name: (name, {"latent_dim": 1}) for name in ("VAE", "CVAE")}, folds=2, max_epochs=40,
-        device="cpu", learning_rate=5e-3,
+        device="cpu", learning_rate=5e-3, schedule="constant", start="random", latent_weight=100.0,
     )  # fmt: skip
     vae, cvae = scores.loc["VAE"], scores.loc["CVAE"]
     for name in ("nll", "crps", "rmse", "predict_nll", "predict_rmse"):

@@ -215,7 +215,9 @@ def test_random_effects_without_variance_change_nothing(monkeypatch):
     with torch.no_grad():
         vae.random_effects.raw.fill_(-60.0)
     without = terms()
-    monkeypatch.setattr(RandomIntercepts, "gain", lambda self, location, batch, noise, fixed_part: torch.zeros(1, 10))
+    monkeypatch.setattr(
+        RandomIntercepts, "gain", lambda self, location, batch, noise, fixed_part, factor: torch.zeros(1, 10)
+    )
     assert without == pytest.approx(terms(), rel=1e-5)
     assert abs(with_effects["reconstruction"] - without["reconstruction"]) > 1.0
 

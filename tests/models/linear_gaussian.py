@@ -8,7 +8,7 @@ import torch
 
 from lacova import Dense, Schema
 
-TRAINED = {"max_epochs": 250, "learning_rate": 5e-3, "batch_size": 200}
+TRAINED = {"schedule": "constant", "max_epochs": 250, "learning_rate": 5e-3, "batch_size": 200}
 
 
 def linear_data(seed=0, n=400):

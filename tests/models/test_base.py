@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 import torch
 
-from lacova import CVAE, FitOptions, GPPriorVAE, NotFittedError, Schema, TrainingError
+from lacova import CVAE, Dense, FitOptions, GPPriorVAE, NotFittedError, Schema, TrainingError
+from lacova.training.options import default_rates
 from tests.models.cases import every_model, numbered_visits, same_weights, small_cvae
 from tests.tables import ROWS, VISITS
 
@@ -111,12 +112,25 @@ def test_unknown_fit_option_is_refused():
 
 def test_fit_options_are_those_of_the_fit():
     model = small_cvae(VISITS).fit(numbered_visits(), max_epochs=2, seed=3, batch_size=4)
-    defaults = {"learning_rate": 3e-3, "latent_weight": 100.0, "masked_loss": 1.0}
-    assert model.options == FitOptions(max_epochs=2, seed=3, batch_size=4, **defaults)
+    defaults = {**default_rates(by_row=False, schedule="cycle"), "batch_size": 4, "latent_weight": 100.0}
+    assert model.options == FitOptions(max_epochs=2, seed=3, masked_loss=1.0, **defaults)
+
+
+def test_rates_suit_the_schedule_and_the_table():
+    constant = small_cvae(VISITS).fit(numbered_visits(), max_epochs=1, schedule="constant").options
+    assert (constant.batch_size, constant.learning_rate, constant.natural_rate) == (10, 3e-3, 0.1)
+    cycle = small_cvae(VISITS).fit(numbered_visits(), max_epochs=1, natural_rate=0.2).options
+    assert (cycle.batch_size, cycle.natural_rate) == (25, 0.2)
+    assert cycle.learning_rate > constant.learning_rate
+
+
+def test_a_decoder_with_a_linear_path_needs_no_warm_up():
+    assert CVAE(ROWS).latent_weight == 1.0
+    assert CVAE(ROWS, networks=Dense()).latent_weight == 100.0
 
 
 def test_batches_of_patients_are_smaller_than_batches_of_rows():
-    assert small_cvae(VISITS).fit(numbered_visits(), max_epochs=1).options.batch_size == 10
+    assert small_cvae(VISITS).fit(numbered_visits(), max_epochs=1).options.batch_size == 25
     assert small_cvae(ROWS).fit(numbered_visits(), max_epochs=1).options.batch_size == 100
     assert small_cvae(VISITS).fit(numbered_visits(), max_epochs=1, batch_size=3).options.batch_size == 3
 

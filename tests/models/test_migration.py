@@ -1,4 +1,4 @@
-"""Files of format 1, written by the version before names changed, and their predictions."""
+"""Files of format 1, written by the version before names changed, with their predictions; files that lack a setting."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import lacova
-from lacova.data.io.archive import read
+from lacova.data.io.archive import read, write
 from lacova.models.migration import migrated
 from tests import golden
 
@@ -54,7 +54,12 @@ def test_saving_again_writes_format_2_with_the_same_answers(name, tables, tmp_pa
 def test_a_file_of_format_1_has_the_parts_that_a_fit_saves_today(name, tmp_path):
     case = CASES[name]
     _, model, train, validation, options = next(one for one in golden.cases() if one[0] == case)
-    model.fit(train, validation, seed=3, device="cpu", **options).save(tmp_path / "model.lacova")
+    if hasattr(model, "lengthscales"):
+        model.lengthscales = "own"  # as they were
+    before = {"schedule": "constant", "start": "random"}
+    if isinstance(model, lacova.CVAE):
+        before["latent_weight"] = 100.0
+    model.fit(train, validation, seed=3, device="cpu", **options, **before).save(tmp_path / "model.lacova")
     document, tensors = read(tmp_path / "model.lacova")
     old_document, old_tensors = migrated(*read(FOLDER / f"{name}.lacova"))
     assert {key: value.shape for key, value in old_tensors.items()} == {k: v.shape for k, v in tensors.items()}
@@ -87,7 +92,7 @@ def test_old_words_are_renamed():
         "networks": {"map": [["name", "Dense"], ["configuration", {"map": [["linear", True]]}]]},
     }  # fmt: skip
     assert renamed["sizes"] == {"inducing": 4, "covariate prior": {"mixture": 3}}
-    assert renamed["options"] == {"masked_loss": 0.5, "seed": 1}
+    assert renamed["options"] == {"masked_loss": 0.5, "seed": 1, "schedule": "constant", "start": "random"}
     assert renamed["training"] == ["epoch", "masked_log_prob", "validation_masked_log_prob"]
     assert renamed["registered"] == []
     assert list(tensors) == [
@@ -95,3 +100,68 @@ def test_old_words_are_renamed():
         "vae.random_effects.fixed_effects.mean", "vae.covariate_posterior.static_regression.weight",
         "vae.decoder.network.0.weight",
     ]  # fmt: skip
+
+
+GP_MODELS = {
+    "GPPriorVAE": (lacova.GPPriorVAE, {}, {"shared": [1, 1, 1, 0, 1], "own": [1, 1, 1, 1, 1, 0, 1]}),
+    "LVAE": (lacova.LVAE, {}, {"shared": [1, 1, 1, 0, 1], "own": [1, 1, 1, 1, 1, 0, 1]}),
+    "GPPVAE": (lacova.GPPVAE, {"objects": ["entry"]}, {"shared": [2], "own": [2]}),
+}
+
+
+def saved_gp(name, lengthscales, path):
+    """Fit and save a model; return it, its training rows, and the size of each set of its length-scales."""
+    cls, settings, sizes = GP_MODELS[name]
+    model, table = cls(golden.VISITS, lengthscales=lengthscales, **settings, **golden.SMALL_GP), golden.visits()
+    model.fit(table, seed=3, device="cpu", max_epochs=1, batch_size=5).save(path)
+    return model, table, sizes[lengthscales]
+
+
+def sizes_of(tensors):
+    names = [name for name in tensors if name.startswith("vae.prior.kernel.log_lengthscale.")]
+    return [len(tensors[name]) for name in sorted(names)]
+
+
+def assert_same_model(loaded, model, table):
+    assert type(loaded) is type(model)
+    assert loaded.lengthscales == model.lengthscales
+    pd.testing.assert_frame_equal(loaded.predict(table, draws=5), model.predict(table, draws=5), check_exact=True)
+
+
+@pytest.mark.parametrize("lengthscales", ["shared", "own"])
+@pytest.mark.parametrize("name", GP_MODELS)
+def test_lengthscales_are_saved(name, lengthscales, tmp_path):
+    model, table, sizes = saved_gp(name, lengthscales, tmp_path / "model.lacova")
+    document, tensors = read(tmp_path / "model.lacova")
+    assert document["settings"]["lengthscales"] == lengthscales
+    assert sizes_of(tensors) == sizes
+    assert migrated(document, tensors)[0] == document
+    assert_same_model(lacova.load(tmp_path / "model.lacova"), model, table)
+
+
+@pytest.mark.parametrize("name", GP_MODELS)
+def test_a_file_without_the_setting_has_length_scales_of_each_component(name, tmp_path):
+    model, table, _ = saved_gp(name, "own", tmp_path / "model.lacova")
+    document, tensors = read(tmp_path / "model.lacova")
+    without = {**document, "settings": dict(document["settings"])}
+    del without["settings"]["lengthscales"], without["sha256"]
+    write(tmp_path / "older.lacova", without, tensors)
+    older = read(tmp_path / "older.lacova")[0]
+    assert "lengthscales" not in older["settings"]
+    assert older["format_version"] == 2
+    assert migrated(older, tensors)[0]["settings"] == document["settings"]
+    assert_same_model(lacova.load(tmp_path / "older.lacova"), model, table)
+
+
+def test_a_model_of_format_1_has_length_scales_of_each_component():
+    document, tensors = read(FOLDER / "gp-visits.lacova")
+    assert "lengthscales" not in document["settings"]
+    model = lacova.load(FOLDER / "gp-visits.lacova")
+    assert model.lengthscales == "own"
+    assert len(model.vae.prior.kernel.log_lengthscale) == len(model.components) == len(sizes_of(tensors))
+
+
+@pytest.mark.parametrize("model", ["CVAE", "GPVAE", "NotRegistered"])
+def test_models_without_the_setting_do_not_get_it(model):
+    document = {"format_version": 2, "model": model, "settings": {"latent_dim": 2}}
+    assert migrated(document, {}) == (document, {})

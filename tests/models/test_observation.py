@@ -62,7 +62,7 @@ def with_gaps(frame, share=0.25):
 
 @pytest.fixture(scope="module")
 def model():
-    return GPPriorVAE(SCHEMA, inducing=8, **SMALL).fit(with_gaps(visits()), max_epochs=40, learning_rate=5e-3)
+    return GPPriorVAE(SCHEMA, inducing=8, **SMALL).fit(with_gaps(visits()), max_epochs=100)
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 from scipy.stats import norm
 
+from lacova import FitOptions, Schema
 from lacova.analysis.recovery import Recovery
 from lacova.report.warnings import nearly_empty, no_better_than_the_mean, not_converged, poor_calibration, warnings
 
@@ -12,8 +13,10 @@ from lacova.report.warnings import nearly_empty, no_better_than_the_mean, not_co
 class Trained:
     interrupted = False
 
-    def __init__(self, **columns):
-        self.training = pd.DataFrame(columns)
+    schema = Schema(["alt", "ast"], {})
+
+    def __init__(self, schedule="constant", **columns):
+        self.training, self.options = pd.DataFrame(columns), FitOptions(schedule=schedule)
 
 
 def test_warnings_in_plain_language(model, table):
@@ -23,6 +26,10 @@ def test_warnings_in_plain_language(model, table):
     assert not_converged(Trained(elbo=flat)) == []
     assert "still rising" in not_converged(Trained(elbo=flat, validation=rising))[0]
     assert not_converged(Trained(elbo=rising, validation=np.r_[np.arange(30), np.zeros(10)])) == []
+    annealed = np.where(np.arange(40) % 2, np.linspace(-0.1, 0, 40), np.nan)  # looked at every other epoch
+    assert not_converged(Trained("cycle", elbo=rising, validation=annealed)) == []
+    assert "still rising" in not_converged(Trained("cycle", elbo=flat, validation=10 * annealed))[0]
+    assert "still rising" in not_converged(Trained("cycle", elbo=rising))[0]
     columns = [{"name": "crp", "missing": 0.95, "n": 60}, {"name": "alt", "missing": 0.1, "n": 900}]
     assert nearly_empty(columns)[0].startswith("Nearly empty: crp (60 values, 95% missing).")
     assert nearly_empty(columns[1:]) == []

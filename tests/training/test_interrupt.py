@@ -32,38 +32,38 @@ def interrupt_natural_step(monkeypatch, count):
 
 
 def test_ctrl_c_lets_the_step_end_and_keeps_the_last_weights(monkeypatch, steps, tmp_path):
-    two_epochs = fit_gp(validation=False, max_epochs=2)
+    two_epochs = fit_gp(validation=False, max_epochs=2, schedule="constant")
     steps.taken = 0
     interrupt_natural_step(monkeypatch, 2 * STEPS)
     with pytest.warns(
         InterruptedWarning, match="interrupted after 2 of 9 epochs; the model has the last weights. To go on"
     ):
-        model = fit_gp(checkpoint=tmp_path / "c", validation=False, max_epochs=9)
+        model = fit_gp(checkpoint=tmp_path / "c", validation=False, max_epochs=9, schedule="constant")
     assert steps.taken == 2 * STEPS
     assert same(model, two_epochs)
     assert model.interrupted
     assert not two_epochs.interrupted
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    resumed = fit_gp(checkpoint=tmp_path / "c", validation=False, max_epochs=9)
-    assert same(resumed, fit_gp(validation=False, max_epochs=9))
+    resumed = fit_gp(checkpoint=tmp_path / "c", validation=False, max_epochs=9, schedule="constant")
+    assert same(resumed, fit_gp(validation=False, max_epochs=9, schedule="constant"))
 
 
 def test_ctrl_c_restores_the_best_weights_and_training_can_continue(steps, tmp_path, monkeypatch):
     path, scores = tmp_path / "c", iter([1.0, 1.0, 0.0, 0.5])
     monkeypatch.setattr(Validator, "__call__", lambda _: (next(scores), 0.0))
-    first = fit_gp(max_epochs=1)
+    first = fit_gp(max_epochs=1, schedule="constant")
     steps.hooks[steps.taken + 2 * STEPS + 2] = press_ctrl_c
     with pytest.warns(
         InterruptedWarning, match=r"after 2 of 3 epochs; the model has the best weights so far, of epoch 1\."
     ):
-        model = fit_gp(checkpoint=path)
+        model = fit_gp(checkpoint=path, schedule="constant")
     assert digest(model.vae.state_dict()) == digest(first.vae.state_dict())
     assert model.training["epoch"].tolist() == [1.0, 2.0]  # the third was not complete
     assert model.impute(visits()).notna().all(axis=None)
     state = read(path)[0]["state"]
     assert (state["epoch"], state["step"]) == (2, 2)  # up to date, though the next one was not due
     steps.taken = 0
-    done = fit_gp(checkpoint=path)
+    done = fit_gp(checkpoint=path, schedule="constant")
     assert steps.taken == STEPS - 2
     assert done.training["validation"].tolist() == [1.0, 0.0, 0.5]
     assert digest(done.vae.state_dict()) == digest(first.vae.state_dict())  # still the best

@@ -48,12 +48,24 @@ def test_draws_are_averaged_or_weighted_not_both():
 
 
 def test_small_tables_get_more_epochs_and_patience_unless_these_are_given():
-    resolved = FitOptions(batch_size=100).resolved(units=10_000)
-    assert (resolved.epochs, resolved.patience_epochs) == (200, 30)
-    resolved = FitOptions(batch_size=100).resolved(units=250)
+    constant = FitOptions(batch_size=100, schedule="constant")
+    resolved = constant.resolved(units=10_000)
+    assert (resolved.epochs, resolved.patience_epochs, resolved.validate_every) == (200, 30, 1)
+    resolved = constant.resolved(units=250)
     assert (resolved.epochs, resolved.patience_epochs) == (1000, 134)  # 3,000 and 400 steps of 3 an epoch
     resolved = FitOptions(max_epochs=7, patience=2).resolved(units=250)
-    assert (resolved.epochs, resolved.patience_epochs) == (7, 2)
+    assert (resolved.epochs, resolved.patience_epochs, resolved.validate_every) == (7, 2, 1)
+
+
+def test_the_steps_of_a_cycle_grow_with_the_root_of_the_table():
+    few, many = (FitOptions(batch_size=25).resolved(units=units) for units in (200, 20_000))
+    assert few.epochs * 8 == 600
+    assert many.epochs * 800 == pytest.approx(6000, rel=0.1)
+    assert (few.patience_epochs, few.validate_every) == (38, 2)
+    validated = [epoch for epoch in range(75) if few.validates_after(epoch)]
+    assert validated == [*range(1, 75, 2), 74]
+    assert FitOptions(validate_every=5).resolved(units=200).validate_every == 5
+    assert FitOptions(batch_size=25).resolved(units=1).epochs >= 1
 
 
 def test_long_training_is_worth_compiling_unless_the_option_decides():

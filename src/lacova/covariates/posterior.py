@@ -117,8 +117,8 @@ class AmortisedPosterior(nn.Module):
     def _prior_features(self, prior: FactorisedDistribution) -> list[Tensor]:
         """Return the conditional prior as network inputs: mean, log variance and level probabilities of each column."""
         c = self.space.on(prior.mean.device).continuous
-        levels = [prior.log_prob[:, q, : self.space.levels[q]].exp() for q in self.space.categorical]
-        return [prior.mean[:, c], prior.var[:, c].clamp_min(1e-6).log(), *levels]
+        levels = self.space.of_levels(prior.log_prob).exp()
+        return [prior.mean[:, c], prior.var[:, c].clamp_min(1e-6).log(), levels]
 
     def _pool_static(self, out: Tensor, batch: Batch) -> Tensor:
         """Average the outputs of visit-constant columns over the patient's visits with measurements."""

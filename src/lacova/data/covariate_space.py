@@ -11,12 +11,24 @@ from torch import Tensor
 
 
 class Columns(NamedTuple):
-    """The layout as index tensors on a device, built once: building them again would make the host wait."""
+    """The layout as tensors on a device, built once: building them again would make the host wait.
+
+    Attributes:
+        continuous, categorical: indices of the columns of each kind.
+        static: whether each column is constant within an instance (Q,).
+        owner: the column of each value feature (width,).
+        code: the level of each value feature (width,); −1 for a number.
+        level_owner: the column of each one-hot feature.
+        level_place: the place of each one-hot feature among all levels of all columns (Q·max_levels).
+    """
 
     continuous: Tensor
     categorical: Tensor
     static: Tensor
-    level: Tensor
+    owner: Tensor
+    code: Tensor
+    level_owner: Tensor
+    level_place: Tensor
 
 
 @dataclass(frozen=True)
@@ -49,7 +61,7 @@ class CovariateSpace:
         return max((n for n in self.levels if n), default=1)
 
     def on(self, device: torch.device) -> Columns:
-        """Return the layout on `device`: indices by kind, which columns are static (Q,), and the level codes."""
+        """Return the layout on `device`."""
         return _columns(self, device)
 
     @property
@@ -65,12 +77,14 @@ class CovariateSpace:
     def values(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return covariates as network inputs (N×width): numbers, then one-hot levels; zero where `mask` is False."""
         at = self.on(x.device)
-        number = x[:, at.continuous]
-        parts = [number if mask is None else number * mask[:, at.continuous]]
-        for q in self.categorical:
-            hot = (x[:, q, None] == at.level[: self.levels[q]]).to(x.dtype)
-            parts.append(hot if mask is None else hot * mask[:, q, None])
-        return torch.cat(parts, dim=1)
+        column = x.index_select(1, at.owner)
+        if self.categorical:
+            column = torch.where(at.code < 0, column, (column == at.code).to(x.dtype))
+        return column if mask is None else column * mask.index_select(1, at.owner)
+
+    def of_levels(self, values: Tensor) -> Tensor:
+        """Return values of all levels (N×Q×max_levels) at the one-hot features, in the order of `values`."""
+        return values.flatten(1).index_select(1, self.on(values.device).level_place)
 
     def features(self, x: Tensor, mask: Tensor) -> Tensor:
         """Return covariates with gaps as network inputs (N×(width+Q)): values, then the mask."""
@@ -79,10 +93,12 @@ class CovariateSpace:
 
 @lru_cache(maxsize=64)
 def _columns(space: CovariateSpace, device: torch.device) -> Columns:
-    def tensor(values: list[int] | tuple[bool, ...], dtype: torch.dtype) -> Tensor:
+    def tensor(values: list[int] | tuple[bool, ...], dtype: torch.dtype = torch.long) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=device)
 
+    levels = [(q, level) for q in space.categorical for level in range(space.levels[q])]
     return Columns(
-        tensor(space.continuous, torch.long), tensor(space.categorical, torch.long), tensor(space.static, torch.bool),
-        torch.arange(space.max_levels, device=device),
+        tensor(space.continuous), tensor(space.categorical), tensor(space.static, torch.bool), tensor(space.owners),
+        tensor([-1] * len(space.continuous) + [level for _, level in levels]), tensor([q for q, _ in levels]),
+        tensor([q * space.max_levels + level for q, level in levels]),
     )  # fmt: skip

@@ -119,7 +119,7 @@ def _with_most_probable(part: Draws, space: CovariateSpace) -> Draws:
 def weighted_covariates(part: Draws, space: CovariateSpace) -> tuple[Tensor, Tensor]:
     """Return mean or most probable level of each covariate (n×Q), and the probability of each level (n×Q×K)."""
     columns = space.on(part.x.device)
-    one_hot = (part.x[..., None] == columns.level).to(part.x.dtype)
+    one_hot = (part.x[..., None] == torch.arange(space.max_levels, device=part.x.device)).to(part.x.dtype)
     probs = part.average(one_hot.flatten(2)).unflatten(1, one_hot.shape[2:])
     levels = probs.argmax(-1)[:, columns.categorical]
     mean = part.average(part.x)

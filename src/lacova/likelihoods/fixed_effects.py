@@ -104,11 +104,9 @@ class FixedEffects(nn.Module):
             return FixedPart(c @ self.mean.mT, c.square() @ self.var.mT)
         at, gap = self.space.on(x.device), ~batch.x_mask
         mean, var = (part[:, at.continuous] * gap[:, at.continuous] for part in (distribution.mean, distribution.var))
-        probs = [
-            distribution.log_prob[:, q, : self.space.levels[q]].exp() * gap[:, q, None] for q in self.space.categorical
-        ]
+        probs = self.space.of_levels(distribution.log_prob).exp() * gap[:, at.level_owner]
         # E x_k and E x_k² of missing features; a one-hot feature is its own square.
-        first, second = (torch.cat([part, *probs], dim=1)[:, self.chosen] for part in (mean, mean.square() + var))
+        first, second = (torch.cat([part, probs], dim=1)[:, self.chosen] for part in (mean, mean.square() + var))
         c = self._regressors(x[:, self.chosen] + first, batch)
         # Σ_k m_k² E x_k² = E (m_qᵀx_q)²: a number has one feature, and of one-hot features exactly one is 1.
         weight = self._variance_weights(batch)

@@ -30,6 +30,20 @@ class EffectDraws(NamedTuple):
     drawn: Tensor
 
 
+class Factor(NamedTuple):
+    """The covariance of drifting effects in one batch.
+
+    Attributes:
+        k: K of each patient's visits (D×P×n×n), zero where padded.
+        observed: which places are observed (D×P×n).
+        root: L⁻¹ of the covariance LLᵀ of what is observed (D×P×n×n).
+    """
+
+    k: Tensor
+    observed: Tensor
+    root: Tensor
+
+
 class RandomIntercepts(nn.Module):
     """Random intercepts b_pd ~ N(wᵀc, τ_d²) of each patient and measurement.
 
@@ -52,7 +66,14 @@ class RandomIntercepts(nn.Module):
         """Return the KL divergence of the fixed effects' coefficients, once for the whole table."""
         return 0.0 if self.fixed_effects is None else self.fixed_effects.kl()
 
-    def gain(self, location: Tensor, batch: Batch, noise: Tensor, fixed_part: FixedPart | None = None) -> Tensor:
+    def factorise(self, batch: Batch, noise: Tensor) -> Factor | None:
+        """Return what `gain` and `expect` share, where they need a factorisation."""
+        return None
+
+    def gain(
+        self, location: Tensor, batch: Batch, noise: Tensor, fixed_part: FixedPart | None = None,
+        factor: Factor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Return E log p(y_o | location, wᵀc) of each patient (…×P), less log p(y_o | location) without random effects.
 
         Σ_d ½ [ Σ_i (y_i − location_i)²/σ² − rᵀC⁻¹r − Var(wᵀc) 1ᵀC⁻¹1 − log |C/σ²| ] with C = σ²I + τ²11ᵀ, over the
@@ -63,6 +84,7 @@ class RandomIntercepts(nn.Module):
             batch: the rows, with their patients.
             noise: σ² (D,).
             fixed_part: wᵀc at each row; None for 0.
+            factor: that of `factorise` for this batch, if it has been computed.
         """
         mean = 0.0 if fixed_part is None else fixed_part.mean
         count, total = _sums(location + mean, batch)
@@ -75,7 +97,10 @@ class RandomIntercepts(nn.Module):
         excess = ((fixed_part.mean * (fixed_part.mean - 2.0 * (batch.y - location))) * batch.y_mask / noise).sum(-1)
         return 0.5 * (value - torch.zeros_like(value).index_add(-1, batch.patient, excess))
 
-    def expect(self, location: Tensor, batch: Batch, noise: Tensor, fixed_part: FixedPart | None = None) -> Tensor:
+    def expect(
+        self, location: Tensor, batch: Batch, noise: Tensor, fixed_part: FixedPart | None = None,
+        factor: Factor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Return E b at each row (…×N̂×D) given all observed measurements: the fixed part and shrunk residuals.
 
         The arguments are those of `gain`.
@@ -128,26 +153,40 @@ class DriftingIntercepts(RandomIntercepts):
     def var(self) -> Tensor:
         return self.raw.exp() + self.raw_drift.exp()
 
-    def gain(self, location: Tensor, batch: Batch, noise: Tensor, fixed_part: FixedPart | None = None) -> Tensor:
-        """Return the same as `RandomIntercepts.gain`, with C = σ²I + K."""
-        blocks, noise = batch.blocks, noise.double()
-        observed, root = self._whitener(self._covariance(batch, blocks), batch, blocks, noise)
-        independent = (_residuals(location, batch, blocks, observed).square() / noise[:, None, None]).sum(-1)
-        r = _residuals(location + (0.0 if fixed_part is None else fixed_part.mean), batch, blocks, observed)
+    @torch.no_grad()
+    def start_drift(self, variance: Tensor) -> None:
+        """Start ω_d² from these variances (D,)."""
+        self.raw_drift.copy_(variance.clamp_min(MIN_VARIANCE).log())
+
+    def factorise(self, batch: Batch, noise: Tensor) -> Factor:
+        k = self._covariance(batch, batch.blocks, batch.y.dtype)
+        return Factor(k, *self._whitener(k, batch, batch.blocks, noise.to(k.dtype)))
+
+    def gain(
+        self, location: Tensor, batch: Batch, noise: Tensor, fixed_part: FixedPart | None = None,
+        factor: Factor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Return the same as `RandomIntercepts.gain`, with C = σ²I + K, in the precision of y."""
+        _, observed, root = self.factorise(batch, noise) if factor is None else factor
+        independent = ((batch.y - location).square() * batch.y_mask / noise).sum(-1)  # …×N̂
+        r = _residuals(location + (0.0 if fixed_part is None else fixed_part.mean), batch, batch.blocks, observed)
         correlated = torch.einsum("dpij,...dpj->...dpi", root, r).square().sum(-1)
         if fixed_part is not None:
             ones = (root @ observed[..., None].to(root.dtype)).square().sum((-2, -1))  # 1ᵀC⁻¹1, D×P
             correlated = correlated + ones * fixed_part.var[..., batch.first, :].mT
-        log_det = -2.0 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1) - (observed * noise.log()[:, None, None]).sum(-1)
-        return 0.5 * (independent - correlated - log_det).sum(-2).to(location.dtype)
+        log_det = -2.0 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1) - observed.sum(-1) * noise.log()[:, None]
+        rest = (correlated + log_det).sum(-2)
+        return 0.5 * (torch.zeros_like(rest).index_add(-1, batch.patient, independent) - rest)
 
-    def expect(self, location: Tensor, batch: Batch, noise: Tensor, fixed_part: FixedPart | None = None) -> Tensor:
+    def expect(
+        self, location: Tensor, batch: Batch, noise: Tensor, fixed_part: FixedPart | None = None,
+        factor: Factor | None = None,
+    ) -> Tensor:  # fmt: skip
         blocks, mean = batch.blocks, 0.0 if fixed_part is None else fixed_part.mean
-        k = self._covariance(batch, blocks)
-        observed, root = self._whitener(k, batch, blocks, noise.double())
+        k, observed, root = self.factorise(batch, noise) if factor is None else factor
         white = torch.einsum("dpij,...dpj->...dpi", root, _residuals(location + mean, batch, blocks, observed))
         weight = torch.einsum("dpji,...dpj->...dpi", root, white) * observed
-        return mean + _at_rows(torch.einsum("dpij,...dpj->...dpi", k, weight), batch, blocks).to(location.dtype)
+        return mean + _at_rows(torch.einsum("dpij,...dpj->...dpi", k, weight), batch, blocks)
 
     def draw(
         self,
@@ -158,11 +197,11 @@ class DriftingIntercepts(RandomIntercepts):
         fixed_part: FixedPart | None = None,
     ) -> EffectDraws:
         blocks, prior_mean = batch.blocks, 0.0 if fixed_part is None else fixed_part.mean
-        k = self._covariance(batch, blocks)
+        k = self._covariance(batch, blocks, torch.float64)
         observed, root = self._whitener(k, batch, blocks, noise.double())
         white_k = torch.einsum("dpki,dpij->dpkj", root, k * observed[..., :, None])
         weight = torch.einsum("dpki,dpkj->dpij", white_k, root) * observed[..., None, :]
-        r = _residuals(location + prior_mean, batch, blocks, observed)
+        r = _residuals(location + prior_mean, batch, blocks, observed).double()
         mean = torch.einsum("dpij,...dpj->...dpi", weight, r).to(location.dtype)
         covariance = k - white_k.transpose(-1, -2) @ white_k
         var = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0.0).to(location.dtype)
@@ -171,14 +210,14 @@ class DriftingIntercepts(RandomIntercepts):
         mean, var, drawn = (_at_rows(part, batch, blocks) for part in (mean, var.expand_as(mean), drawn))
         return EffectDraws(prior_mean + mean, var, prior_mean + drawn)
 
-    def _covariance(self, batch: Batch, blocks: Blocks) -> Tensor:
-        """Return K of each patient's visits (D×P×n×n) in float64, zero where padded."""
-        time, known = batch.x[:, self.time].double()[blocks.places], batch.x_mask[:, self.time][blocks.places]
+    def _covariance(self, batch: Batch, blocks: Blocks, dtype: torch.dtype) -> Tensor:
+        """Return K of each patient's visits (D×P×n×n), zero where padded."""
+        time, known = batch.x[:, self.time].to(dtype)[blocks.places], batch.x_mask[:, self.time][blocks.places]
         distance = (time[:, :, None] - time[:, None, :]).abs()
         itself = torch.eye(time.shape[1], dtype=torch.bool, device=time.device)
         related = (known[:, :, None] & known[:, None, :]) | itself
         intercept, drift, rate = (
-            raw.double().exp()[:, None, None, None] for raw in (self.raw, self.raw_drift, self.raw_rate)
+            raw.to(dtype).exp()[:, None, None, None] for raw in (self.raw, self.raw_drift, self.raw_rate)
         )
         both_filled = blocks.filled[:, :, None] & blocks.filled[:, None, :]
         return (intercept + drift * related * (-rate * distance).exp()) * both_filled
@@ -205,7 +244,7 @@ def _sums(location: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
 
 def _residuals(location: Tensor, batch: Batch, blocks: Blocks, observed: Tensor) -> Tensor:
     """Return y − location by measurement and patient (…×D×P×n), zero where not observed."""
-    return (batch.y - location).double()[..., blocks.places, :].movedim(-1, -3) * observed
+    return (batch.y - location)[..., blocks.places, :].movedim(-1, -3) * observed
 
 
 def _at_rows(values: Tensor, batch: Batch, blocks: Blocks) -> Tensor:

@@ -35,7 +35,7 @@ from lacova.nn.networks import Networks, resolve
 from lacova.priors.base import LatentPrior
 from lacova.training.distributed import SINGLE, launch
 from lacova.training.interrupt import InterruptedWarning
-from lacova.training.options import FitOptions
+from lacova.training.options import FitOptions, default_rates
 
 Covariates = Literal["joint", "factorised", "paper", "mean", "knn", "iterative", "zero", "oracle"]
 
@@ -116,9 +116,13 @@ class Model(Inference, ABC):
     # The part in which models differ.
 
     decoder_sees_x: bool = False
-    latent_weight: float = 1.0
     settled: ClassVar[tuple[str, ...]] = ()  # arguments of its bases that a model decides itself
     importance: int = 1  # draws that are weighted, unless a fit says otherwise
+
+    @property
+    def latent_weight(self) -> float:
+        """The initial weight of the latent KL, unless a fit says otherwise."""
+        return 1.0
 
     @property
     def _has_random_effects(self) -> bool:
@@ -158,7 +162,7 @@ class Model(Inference, ABC):
             train: the training rows: a pandas or polars DataFrame, a pyarrow Table, or, for what does not fit memory,
                 the path of a Parquet file or of a folder of them, or a pyarrow Dataset; see docs/scaling.md.
             validation: rows to stop early on; the best weights are restored. Without them, all epochs are run.
-            max_epochs: most passes over the rows; None for 200, or more where these are fewer than 3,000 steps.
+            max_epochs: most passes over the rows; None for a number of steps that grows slowly with the table.
             seed: the same seed gives the same model on the same CPU, bit for bit.
             device: "auto", "cpu", "cuda", or any torch device.
             checkpoint: a file to write now and then. If training is killed, the same call continues from it, to the
@@ -168,13 +172,10 @@ class Model(Inference, ABC):
             devices: processes that share each batch, with a GPU each where there are any; needs Lightning Fabric
                 (`lacova[distributed]`) and, in a script, `if __name__ == "__main__":`.
             nodes: machines, on each of which torchrun or SLURM has started so many processes; see docs/scaling.md.
-            **options: the other fields of `lacova.FitOptions` (batch_size, learning_rate, patience, ...). By default,
-                a batch has 100 rows, or 10 patients, and the learning rate is 0.001, or 0.003.
+            **options: the other fields of `lacova.FitOptions` (batch_size, learning_rate, patience, ...).
         """
-        by_row = self.schema.instance is None
         defaults = {
-            "batch_size": 100 if by_row else 10,
-            "learning_rate": 1e-3 if by_row else 3e-3,
+            **default_rates(self.schema.instance is None, options.get("schedule", FitOptions.schedule)),
             "latent_weight": self.latent_weight,
             "masked_loss": float(infers_covariates(self.covariates)),
             "importance": self.importance,
@@ -257,10 +258,10 @@ class Model(Inference, ABC):
             lines["parameters"] = f"{sum(p.numel() for p in self.vae.parameters()):,}"
             lines["device"] = str(self.vae.device)
             lines["trained"] = f"less than an epoch, seed {self.options.seed}"
-            for last in self.training.tail(1).to_dict("records"):
-                kind, name = ("validation bound", "validation") if "validation" in last else ("bound", "elbo")
+            kind, name = ("validation bound", "validation") if "validation" in self.training else ("bound", "elbo")
+            for last in self.training.get(name, pd.Series(dtype=float)).dropna().tail(1):
                 lines["trained"] = (
-                    f"{len(self.training)} epochs, last {kind} {last[name]:.4g} per row, seed {self.options.seed}"
+                    f"{len(self.training)} epochs, last {kind} {last:.4g} per row, seed {self.options.seed}"
                 )
         return lines
 

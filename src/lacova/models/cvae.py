@@ -40,7 +40,11 @@ class CVAE(Model):
     """
 
     decoder_sees_x = True
-    latent_weight = 100.0
+
+    @property
+    def latent_weight(self) -> float:
+        """A decoder with a linear path starts from a regression on x; another one must learn from x before z does."""
+        return 1.0 if getattr(self.networks, "linear", False) else 100.0
 
     def __init__(
         self, schema: Schema, *,

@@ -28,6 +28,7 @@ from lacova.training.checkpoint import Checkpoint
 from lacova.training.distributed import Team
 from lacova.training.loader import Loader, TableLoader
 from lacova.training.options import FitOptions
+from lacova.training.start import start_from_factors
 from lacova.training.stream import StreamLoader
 from lacova.training.trainer import Outcome, Trainer
 
@@ -63,6 +64,8 @@ def fit_process(
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(options.seed)
             vae = build(model, data.encoder, data.table, options.seed)
+            if options.start == "factors":
+                start_from_factors(vae, data.table, options.seed)
         vae.to(device)
         outcome = Trainer(vae, data.train, data.validation, options, file).run()
     return FittedParts(data.encoder, data.fill, data.trained, vae), outcome

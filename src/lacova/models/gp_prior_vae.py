@@ -39,6 +39,8 @@ class GPPriorVAE(Model):
         kernels: further kernels for the formula by name, such as `{"rough": gpytorch.kernels.RQKernel()}` for
             `"rough(day, age)"`. Each latent dimension trains its own copy, on standardised columns. A kernel that is
             registered can be named in the formula without being passed, and saved.
+        lengthscales: "shared" by terms with the same numbers, such as gp(day) and gp(day):cat(sex), where they are not
+            terms of the instance; or each term's "own". Each latent dimension has its length-scales either way.
         inducing: M, number of inducing inputs.
         expectation: "sample" or "exact": how the bound is integrated over missing covariates. Exact sums are for
             formulas of `gp` and `cat`, and grow with the square of the number of components.
@@ -54,21 +56,24 @@ class GPPriorVAE(Model):
     """
 
     decoder_sees_x = False
-    latent_weight = 1.0
 
     def __init__(
         self, schema: Schema, *, prior: str | None = None, kernels: Mapping[str, nn.Module] | None = None,
-        inducing: int = 60, expectation: Literal["sample", "exact"] = "sample",
-        patient_effects: bool | Literal["intercept"] = True, fixed_effects: bool = True, **settings: Any,
+        lengthscales: Literal["shared", "own"] = "shared", inducing: int = 60,
+        expectation: Literal["sample", "exact"] = "sample", patient_effects: bool | Literal["intercept"] = True,
+        fixed_effects: bool = True, **settings: Any,
     ) -> None:  # fmt: skip
         require_covariates(self, schema)
         super().__init__(schema, **settings)
         if expectation not in ("sample", "exact"):
             raise ValueError(f"expectation is {expectation!r}; expected 'sample' or 'exact'.")
+        if lengthscales not in ("shared", "own"):
+            raise ValueError(f"lengthscales is {lengthscales!r}; expected 'shared' or 'own'.")
         if patient_effects not in (True, False, "intercept"):
             raise ValueError(f"patient_effects is {patient_effects!r}; expected True, False or 'intercept'.")
         if not isinstance(fixed_effects, bool):
             raise ValueError(f"fixed_effects is {fixed_effects!r}; expected True or False.")
+        self.lengthscales = lengthscales
         self.expectation = expectation
         self.patient_effects = patient_effects
         self.fixed_effects = fixed_effects
@@ -137,6 +142,9 @@ class GPPriorVAE(Model):
 
     def _latent_prior(self, encoder: TableEncoder, inputs: Callable[[int], Tensor]) -> LatentPrior:
         scale = dict(zip(encoder.space.names, encoder.x_scale.tolist(), strict=True))
-        kernel = AdditiveKernel(self.components, encoder.space, self.latent_dim, scale=scale, passed=self.kernels)
+        kernel = AdditiveKernel(
+            self.components, encoder.space, self.latent_dim, scale=scale, passed=self.kernels,
+            tied=self.lengthscales == "shared",
+        )  # fmt: skip
         points = InducingPoints(inputs(self.inducing if kernel.shared else 0), encoder.space, self.latent_dim)
         return GPPrior(kernel, points, encoder.space, exact=self.expectation == "exact")

@@ -54,7 +54,6 @@ class GPVAE(Model):
     """
 
     decoder_sees_x = False
-    latent_weight = 1.0
 
     def __init__(
         self, schema: Schema, *, kernel: Literal["cauchy", "se"] = "cauchy", length_scale: float | None = None,

@@ -1,4 +1,4 @@
-"""Files of older formats, brought to the names of the present one."""
+"""Files of earlier versions, brought to the names and settings of the present one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
+from lacova.models.registry import models
+from lacova.models.settings import setting_names
+
+# Settings that older files lack and whose default is new: what models did before. Others that a file lacks have their
+# defaults.
+BEFORE = {"lengthscales": "own"}
 # Format 2: networks, families, kernels and priors of others by name; one word for each idea.
 TENSORS = {
     "codec.": "encoder.",
@@ -16,15 +22,26 @@ TENSORS = {
     "vae.covariate_posterior.reading.": "vae.covariate_posterior.static_regression.",
 }
 SETTINGS = {"level_slopes": "fixed_effects"}
+OPTIONS_BEFORE = {"schedule": "constant", "start": "random"}  # of files without these options
 OPTIONS = {"recall": "masked_loss"}
 TRAINING = {"recall": "masked_log_prob", "validation_recall": "validation_masked_log_prob"}
 
 
 def migrated(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return document and tensors of a file of any format in the present one."""
+    """Return document and tensors of a file of any version in the present one."""
     document, tensors = dict(document), dict(tensors)
-    if document["format_version"] > 1:
-        return document, tensors
+    if document["format_version"] == 1:
+        document, tensors = _to_format_2(document, tensors)
+    cls, settings = models().get(document.get("model", "")), document["settings"]
+    if cls is not None and isinstance(settings, dict):  # any other file is refused by `put_together`
+        known = setting_names(cls)
+        document["settings"] = {name: value for name, value in BEFORE.items() if name in known} | settings
+    if isinstance(document.get("options"), dict):
+        document["options"] = OPTIONS_BEFORE | document["options"]
+    return document, tensors
+
+
+def _to_format_2(document: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     settings = {SETTINGS.get(name, name): value for name, value in document["settings"].items()}
     if settings.get("patient_effects") == "level":
         settings["patient_effects"] = "intercept"

@@ -37,9 +37,6 @@ class VAE(Model):
         0
     """
 
-    decoder_sees_x = False
-    latent_weight = 1.0
-
     def __init__(self, schema: Schema, **settings: Any) -> None:
         name = type(self).__name__
         fixed = {"covariates": "oracle", "covariate_prior": {}}  # there are no gaps in no covariates

@@ -48,7 +48,9 @@ def training(model: Model | pd.DataFrame, *, terms: Sequence[str] | None = None,
     for k, name in enumerate(names):
         style: dict[str, Any] = {"color": COLOURS[k % STYLES], "linestyle": DASHES[k % STYLES], "markersize": 4}
         style |= {"marker": MARKERS[k % STYLES], "markevery": (k * every // len(names), every)}
-        ax.plot(epoch, record[name], label=TERMS.get(name, name), **style)
+        there = record[name].notna().to_numpy()  # validation rows are not looked at in every epoch
+        style["markevery"] = None if not there.all() else style["markevery"]
+        ax.plot(epoch[there], record[name][there], label=TERMS.get(name, name), **style)
     settled = record[names].to_numpy(float)[len(epoch) // 10 :]
     low, high = np.nanmin(settled), np.nanmax(settled)
     room = 0.05 * (high - low) or 1.0

@@ -11,9 +11,12 @@ class TrainingError(RuntimeError):
     """Training cannot continue."""
 
 
-# Defaults: this many epochs, or more if a small table has fewer steps than this in them.
+# Defaults of constant rates: this many epochs, or more if a small table has fewer steps than this in them.
 DEFAULT_EPOCHS, MIN_STEPS = 200, 3000
 DEFAULT_PATIENCE, MIN_PATIENCE_STEPS = 30, 400
+# Defaults of a cycle: this many steps for 200 patients or rows, growing with the square root of their number.
+CYCLE_STEPS, CYCLE_UNITS = 600, 200
+CYCLE_VALIDATIONS = 30  # about how often validation rows are looked at
 STEPS_WORTH_COMPILING = 20_000  # compilation takes 75 s and saves about 4 ms per step on an H200
 
 
@@ -21,21 +24,37 @@ STEPS_WORTH_COMPILING = 20_000  # compilation takes 75 s and saves about 4 ms pe
 RISE_SHARE, START_FACTOR, END_FACTOR = 0.15, 0.04, 0.01
 
 
+def default_rates(by_row: bool, schedule: str) -> dict[str, float]:
+    """Return batch size and rates that suit tables of rows or of patients; larger for a cycle, which lets them fall."""
+    names = ("batch_size", "learning_rate", "fast_learning_rate", "natural_rate")
+    if schedule == "constant":
+        values = (100, 1e-3, 1e-2, 0.1) if by_row else (10, 3e-3, 1e-2, 0.1)
+    else:
+        values = (100, 4e-3, 4e-2, 0.3) if by_row else (25, 0.016, 0.06, 0.5)
+    return dict(zip(names, values, strict=True))
+
+
 @dataclass(frozen=True)
 class FitOptions:
     """How to train.
 
     Args:
-        max_epochs: most passes over the training rows; None for 200, or more if these have fewer than 3,000 steps.
+        max_epochs: most passes over the training rows. None: as many as have about 600 steps for 200 patients or rows;
+            these grow with the square root of their number. For constant rates 200, or more if these have fewer than
+            3,000 steps.
         batch_size: rows per step, or patients per step if the schema has an instance column.
         learning_rate: learning rate of Adam for the networks.
         fast_learning_rate: learning rate of Adam for kernel parameters, inducing inputs and noise variances, which are
             on the log scale.
         natural_rate: step size of the natural gradient of q(v), above 0 and at most 1.
-        schedule: "constant" rates, or "cycle": all rates rise over the first 15% of the planned steps and fall along a
-            cosine to 1% at the end, so that fewer steps with larger batches and rates suffice.
-        patience: epochs without improvement on the validation rows before training stops; None for 30, or more if
-            these have fewer than 400 steps.
+        schedule: "cycle": all rates rise over the first 15% of the planned steps and fall along a cosine to 1% at the
+            end, so that few steps suffice; or "constant" rates.
+        start: "factors": decoder, encoder and noise start from a linear factor model of the Gaussian measurements, if
+            the decoder has a linear path. "random": from random weights.
+        patience: epochs without improvement on the validation rows before training stops. None for half of
+            `max_epochs`; for constant rates 30, or more if these have fewer than 400 steps.
+        validate_every: epochs from one look at the validation rows to the next; the last epoch always has one. None
+            for 1 if a patience is given or rates are constant, else for about 30 looks in all.
         latent_weight: initial weight of the latent KL, which falls geometrically to 1. With a large weight, a decoder
             with input x first learns what x explains, before z can replace it; `CVAE` therefore starts at 100.
         latent_epochs: epochs until the weight of the latent KL is 1; None for a third of `max_epochs`.
@@ -65,8 +84,10 @@ class FitOptions:
     learning_rate: float = 1e-3
     fast_learning_rate: float = 1e-2
     natural_rate: float = 0.1
-    schedule: Literal["constant", "cycle"] = "constant"
+    schedule: Literal["constant", "cycle"] = "cycle"
+    start: Literal["factors", "random"] = "factors"
     patience: int | None = None
+    validate_every: int | None = None
     latent_weight: float = 1.0
     latent_epochs: int | None = None
     masked_loss: float = 0.0
@@ -84,7 +105,7 @@ class FitOptions:
     def __post_init__(self) -> None:
         optional = {
             name: getattr(self, name)
-            for name in ("max_epochs", "patience", "latent_epochs", "cap", "prior_every")
+            for name in ("max_epochs", "patience", "validate_every", "latent_epochs", "cap", "prior_every")
             if getattr(self, name) is not None
         }
         needed = {name: getattr(self, name) for name in ("batch_size", "samples", "importance", "buffer_rows")}
@@ -97,6 +118,8 @@ class FitOptions:
             )
         if self.schedule not in ("constant", "cycle"):
             raise ValueError(f"schedule is {self.schedule!r}; expected 'constant' or 'cycle'.")
+        if self.start not in ("factors", "random"):
+            raise ValueError(f"start is {self.start!r}; expected 'factors' or 'random'.")
         for name in ("learning_rate", "fast_learning_rate", "latent_weight"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)!r}.")
@@ -108,11 +131,18 @@ class FitOptions:
             raise ValueError(f"natural_rate must lie in (0, 1], got {self.natural_rate!r}.")
 
     def resolved(self, units: int) -> FitOptions:
-        """Return the options with `max_epochs` and `patience` set: where they are None, by the number of units."""
-        steps = -(-units // min(units, self.batch_size))
-        epochs = max(DEFAULT_EPOCHS, -(-MIN_STEPS // steps)) if self.max_epochs is None else self.max_epochs
-        patience = max(DEFAULT_PATIENCE, -(-MIN_PATIENCE_STEPS // steps)) if self.patience is None else self.patience
-        return replace(self, max_epochs=epochs, patience=patience)
+        """Return the options with epochs, patience and validation set: where they are None, by the number of units."""
+        steps, cycle = -(-units // min(units, self.batch_size)), self.schedule == "cycle"
+        if cycle:
+            epochs = max(1, round(CYCLE_STEPS * (units / CYCLE_UNITS) ** 0.5 / steps))
+        else:
+            epochs = max(DEFAULT_EPOCHS, -(-MIN_STEPS // steps))
+        epochs = self.max_epochs or epochs
+        patience = -(-epochs // 2) if cycle else max(DEFAULT_PATIENCE, -(-MIN_PATIENCE_STEPS // steps))
+        every = max(1, epochs // CYCLE_VALIDATIONS) if cycle and self.patience is None else 1
+        return replace(
+            self, max_epochs=epochs, patience=self.patience or patience, validate_every=self.validate_every or every
+        )
 
     @property
     def draws(self) -> int:
@@ -128,6 +158,10 @@ class FitOptions:
     def patience_epochs(self) -> int:
         """Epochs without improvement before training stops, of resolved options."""
         return DEFAULT_PATIENCE if self.patience is None else self.patience
+
+    def validates_after(self, epoch: int) -> bool:
+        """Return whether to look at the validation rows after an epoch, numbered from 0; of resolved options."""
+        return (epoch + 1) % (self.validate_every or 1) == 0 or epoch + 1 == self.epochs
 
     def rate_factor(self, share: float) -> float:
         """Return the factor of all rates after this share of the planned steps, from 0 to 1."""

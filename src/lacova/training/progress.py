@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -30,9 +31,11 @@ class Bar(Protocol):
 class _RichBar(Progress):
     def start_training(self, total: int) -> None:
         self._training = self.add_task("training", total=total, note="")
+        self._last: dict[str, float] = {}  # of each term; not every epoch has all of them
 
     def show(self, epoch: int, record: Mapping[str, float]) -> None:
-        note = "  ".join(f"{short} {record[name]:.4g}" for name, short in SHORT_NAMES.items() if name in record)
+        self._last |= {name: value for name, value in record.items() if not math.isnan(value)}
+        note = "  ".join(f"{short} {self._last[name]:.4g}" for name, short in SHORT_NAMES.items() if name in self._last)
         self.advance_to(epoch, note)
 
     def advance_to(self, done: int, note: str) -> None:

@@ -105,10 +105,13 @@ class Trainer:
                     return
         record = {"epoch": epoch + 1.0, **_record(state.sums / (train.steps * train.length), epoch, options)}
         if self.validator is not None:
-            record["validation"], masked = self.team.broadcast(self.validator())  # all stop early, or none
-            score = record["validation"] + options.masked_loss * masked
+            value, masked = math.nan, math.nan
+            if options.validates_after(epoch):
+                value, masked = self.team.broadcast(self.validator())  # all stop early, or none
+            record["validation"] = value
             if options.masked_loss:
                 record["validation_masked_log_prob"] = masked
+            score = value + options.masked_loss * masked
             if score > state.best:
                 state.best, state.best_weights, state.best_epoch = score, copy.deepcopy(vae.state_dict()), epoch
         state.records.append(record)

@@ -8,7 +8,7 @@ they exceed the precision of p(v) by more than float32 can hold.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from lacova.nn.linalg import add_jitter, cholesky, identity, inverse_lower, log_
 from lacova.priors.base import NaturalStatistics
 from lacova.priors.gp.inducing import Whitened
 from lacova.priors.gp.kernels import AdditiveKernel
+from lacova.priors.gp.patient_terms import PatientTerms, patient_terms
 
 # Added to the diagonal of K_SS, which is zero if the only kernel is linear in a constant column. Otherwise it is less
 # than a rounding error.
@@ -129,11 +130,10 @@ def patient_bound(
 def patient_parts(
     kernel: AdditiveKernel, a: Tensor, x: Tensor, pad: Blocks, q: Whitened, noise: Tensor, target: Tensor,
     var: Tensor | None, shared: Tensor | None = None,
-) -> tuple[Tensor, Callable[[Tensor], NaturalStatistics]]:  # fmt: skip
-    """Return the terms in the braces of D̂⁴ for each scenario (L×V), and a function that returns the statistics of v.
+) -> PatientTerms:  # fmt: skip
+    """Return the terms in the braces of D̂⁴ for each scenario, without − Σ log σ_i² − n_p.
 
-    The terms are without − Σ log σ_i² − n_p. The function takes the weight of each scenario (V,). The arguments are
-    those of `patient_bound`, except:
+    The arguments are those of `patient_bound`, except:
 
     Args:
         target: latent values at the completed rows (L×K): the mean of q(Z), or draws.
@@ -141,37 +141,20 @@ def patient_parts(
     """
     both = pad.filled[:, :, None] & pad.filled[:, None, :]
     xb = x[pad.places]
-    root = own_whitener(kernel, xb, pad, noise)
     shared = torch.where(both, kernel(xb, xb, kernel.shared) if shared is None else shared, 0.0)  # L×V×n×n
-    ab = pad.gather(a).permute(0, 2, 3, 1)  # L×V×n×M
-    target = pad.gather(target)  # L×V×n
-
-    misfit = torch.einsum("lvnm,lm->lvn", ab, q.mean) - target
-    white_a = root @ ab
-    white_misfit = (root @ misfit[..., None])[..., 0]
-    residual = ((root @ shared) * root).sum((-2, -1)) - white_a.square().sum((-2, -1))
-    spread = q.spread(white_a.flatten(1, 2).mT).unflatten(-1, white_a.shape[1:3]).sum(-1)
-    trace = 0.0 if var is None else (root.square().sum(-2) * pad.gather(var)).sum(-1)
-    log_determinant = -2.0 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    parts = white_misfit.square().sum(-1) + trace + log_determinant + residual + spread  # L×V
-
-    def statistics(weight: Tensor) -> NaturalStatistics:
-        wide = white_a.detach().double().flatten(1, 2)  # L×Vn×M
-        weighted = wide * weight.detach()[:, None].expand(pad.places.shape).reshape(-1, 1)
-        white_target = (root @ target[..., None]).detach().double().flatten(1, 2)
-        return NaturalStatistics(weighted.mT @ wide, (weighted.mT @ white_target)[..., 0])
-
-    return parts, statistics
+    return patient_terms(a, own_covariance(kernel, xb, pad, noise), shared, target, var, q, pad)
 
 
 def own_whitener(kernel: AdditiveKernel, x: Tensor, pad: Blocks, noise: Tensor) -> Tensor:
-    """Return the inverse Cholesky factor of Σ̂ = K^(R) + σ_z²I per block (L×V×n×n), for x (V×n×Q).
+    """Return the inverse Cholesky factor of `own_covariance` (L×V×n×n)."""
+    return whitener(own_covariance(kernel, x, pad, noise))
 
-    Padded places have the rows and columns of the identity.
-    """
+
+def own_covariance(kernel: AdditiveKernel, x: Tensor, pad: Blocks, noise: Tensor) -> Tensor:
+    """Return Σ̂ = K^(R) + σ_z²I per block (L×V×n×n), for x (V×n×Q); the identity where padded."""
     both = pad.filled[:, :, None] & pad.filled[:, None, :]
     own = torch.where(both, kernel(x, x, kernel.own), 0.0)
-    return whitener(own + torch.diag_embed(torch.where(pad.filled, noise[:, None, None], 1.0)))
+    return own + torch.diag_embed(torch.where(pad.filled, noise[:, None, None], 1.0))
 
 
 def _sum_rows(values: Tensor, real: Tensor | None) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -28,12 +29,14 @@ class AdditiveKernel(nn.Module):
         dtype: precision of the parameters and of the kernel matrices.
         scale: size of one standardised unit of each column in its own units, in which a formula states periods.
         passed: kernels with GPyTorch's interface, by their names in the formula; each latent dimension has a copy.
+        tied: whether components with the same `gp` columns in one order, as gp(day) and gp(day):cat(sex), share their
+            length-scales; components of the instance have their own. Exponentials are then computed once for all.
     """
 
     def __init__(
         self, components: Sequence[Component], space: CovariateSpace, latent_dim: int,
         dtype: torch.dtype = torch.float64, *, scale: Mapping[str, float] | None = None,
-        passed: Mapping[str, nn.Module] | None = None,
+        passed: Mapping[str, nn.Module] | None = None, tied: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         self.components = tuple(components)
@@ -43,8 +46,13 @@ class AdditiveKernel(nn.Module):
         self._categorical = [[space.names.index(c) for c in component.categorical] for component in components]
         count = len(components)
         self.log_variance = nn.Parameter(torch.full((count, latent_dim), -math.log(max(count, 1)), dtype=dtype))
+        # Components with equal keys share a set of length-scales.
+        keys = [(c.instance, *c.continuous) if tied and c.continuous else r for r, c in enumerate(components)]
+        first = {key: keys.index(key) for key in keys}
+        sets = sorted(first.values())
+        self._set = [sets.index(first[key]) for key in keys]
         self.log_lengthscale = nn.ParameterList(
-            [nn.Parameter(torch.zeros(len(c), latent_dim, dtype=dtype)) for c in self._continuous]
+            [nn.Parameter(torch.zeros(len(self._continuous[r]), latent_dim, dtype=dtype)) for r in sets]
         )
         self.others = nn.ModuleList(
             nn.ModuleList(
@@ -73,16 +81,21 @@ class AdditiveKernel(nn.Module):
         """Return the sum of the components in `part`, each without its other factors."""
         if not part:
             return x1.new_zeros(self.log_variance.shape[1], *pair_shape(x1, x2))
-        scales = torch.cat([self.log_lengthscale[r] for r in part]).to(x1.dtype)
-        layout = tuple((tuple(self._continuous[r]), tuple(self._categorical[r])) for r in part)
+        sets = list(dict.fromkeys(self._set[r] for r in part))
+        scales = torch.cat([self.log_lengthscale[k] for k in sets]).to(x1.dtype)
+        layout = tuple(
+            (tuple(self._continuous[r]), tuple(self._categorical[r]), sets.index(self._set[r])) for r in part
+        )
         x2 = x2.view_as(x2) if x2 is x1 else x2  # torch.compile needs distinct arguments
-        variances = torch.stack([self.log_variance[r] for r in part]).to(x1.dtype)
+        depth = max(x1.dim(), x2.dim())  # the columns come first below, so that batches must be as deep
+        x1, x2 = (x[(None,) * (depth - x.dim())] if x.dim() < depth else x for x in (x1, x2))
+        variances = _rows(self.log_variance, list(part)).to(x1.dtype)
         total: Tensor = _Products.apply(x1, x2, variances, scales, layout)  # type: ignore[no-untyped-call]
         return total
 
     def scales(self, r: int) -> list[tuple[int, Tensor]]:
         """Return the columns of component r under `gp`, each with its log length-scales (L,)."""
-        return list(zip(self._continuous[r], self.log_lengthscale[r], strict=True))
+        return list(zip(self._continuous[r], self.log_lengthscale[self._set[r]], strict=True))
 
     def categorical(self, r: int) -> list[int]:
         """Return the columns of component r under `cat`, without the instance."""
@@ -111,7 +124,8 @@ def pair_shape(x1: Tensor, x2: Tensor) -> torch.Size:
     return both[0].shape[:-1]
 
 
-_Layout = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # `gp` and `cat` columns of each component
+# `gp` and `cat` columns of each component, and the number of its set of length-scales.
+_Layout = tuple[tuple[tuple[int, ...], tuple[int, ...], int], ...]
 
 
 class _Group(NamedTuple):
@@ -120,25 +134,35 @@ class _Group(NamedTuple):
     Attributes:
         continuous: the `gp` columns.
         components: their numbers among all.
-        scales: places of their length-scales among all (R·C), component by component.
-        categorical: the `cat` columns of each.
+        sets: for each of their S sets of length-scales, the places among `components` of those that use it.
+        scales: places of their length-scales among all (S·C), set by set.
+        categorical: the `cat` columns of each component.
     """
 
     continuous: tuple[int, ...]
     components: list[int]
+    sets: dict[int, list[int]]
     scales: list[int]
     categorical: list[tuple[int, ...]]
 
+    @property
+    def tied(self) -> bool:
+        """Whether some components share their length-scales."""
+        return len(self.sets) < len(self.components)
 
+
+@lru_cache(maxsize=64)
 def _groups(layout: _Layout) -> list[_Group]:
     groups: dict[tuple[int, ...], _Group] = {}
-    start = 0
-    for r, (continuous, categorical) in enumerate(layout):
-        group = groups.setdefault(continuous, _Group(continuous, [], [], []))
+    start, seen = 0, -1
+    for r, (continuous, categorical, number) in enumerate(layout):
+        group = groups.setdefault(continuous, _Group(continuous, [], {}, [], []))
+        group.sets.setdefault(number, []).append(len(group.components))
         group.components.append(r)
-        group.scales.extend(range(start, start + len(continuous)))
         group.categorical.append(categorical)
-        start += len(continuous)
+        if number > seen:  # sets are numbered in the order in which they occur
+            group.scales.extend(range(start, start + len(continuous)))
+            start, seen = start + len(continuous), number
     return list(groups.values())
 
 
@@ -146,8 +170,9 @@ class _Products(torch.autograd.Function):
     """Σ_r exp(log s²_r − ½ Σ_c (x_c − x'_c)²/ℓ²_rc) Π_c 1[x_c = x'_c], with its gradient in closed form.
 
     Components that share their `gp` columns, such as gp(day):cat(sex) + gp(day):cat(arm), are one batch: a formula over
-    many covariates is a few operations on R×L×n₁·n₂ numbers, not some for each component. With E_r a component and G
-    the gradient, every part of the backward pass contracts G∘E_r: with ones, squared gaps or ℓ⁻².
+    many covariates is a few operations on R×L×n₁·n₂ numbers, not some for each component. If they share length-scales
+    as well, they are E∘Σ_r s²_r Π_c 1[x_c = x'_c] with one exponential E: a product of matrices. With E_r a component
+    and G the gradient, every part of the backward pass contracts G∘E_r: with ones, squared gaps or ℓ⁻².
     """
 
     @staticmethod
@@ -157,52 +182,60 @@ class _Products(torch.autograd.Function):
         pairs = pair_shape(x1, x2)
         latent, count = log_variance.shape[1], math.prod(pairs)
         precision = torch.exp(-2.0 * log_lengthscale)
-        columns = {c for parts in layout for c in (*parts[0], *parts[1])}
-        gap = {c: (x1[..., :, None, c] - x2[..., None, :, c]).expand(pairs).flatten() for c in columns}
-        equal = {c: gap[c] == 0 for _, categorical in layout for c in categorical}
-        total, values = x1.new_zeros(latent, count), []
+        total, saved = x1.new_zeros(latent, count), []
         for group in _groups(layout):
-            masks = _masks(group, equal, x1, count)
+            masks = _masks(group, x1, x2, pairs)
             variance = _rows(log_variance, group.components)  # R×L
             if not group.continuous:
                 value = variance.exp()
                 total = total.addmm_(value.mT, masks)
+                saved += [value, masks]
+                continue
+            squares = _gaps(group, x1, x2, pairs).square_()  # C×pairs
+            inverse = _by_set(precision, group)  # S·L×C
+            if group.tied:
+                value = (inverse @ squares).mul_(-0.5).exp_().view(-1, latent, count)  # S×L×pairs
+                weight = _weights(group, variance.exp(), masks)
+                total = total.add_((value * weight).sum(0))
             else:
-                squares = torch.stack([gap[c] for c in group.continuous]).square_()  # C×pairs
-                inverse = _by_component(precision, group)  # R·L×C
                 value = (
                     torch.addmm(variance.reshape(-1, 1), inverse, squares, alpha=-0.5).exp_().view(-1, latent, count)
                 )
                 if any(group.categorical):
                     value.mul_(masks[:, None])
                 total = total.add_(value.sum(0))
-            values += [value, masks]
-        ctx.save_for_backward(x1, x2, precision, *values)
+            saved += [value, masks]
+        ctx.save_for_backward(x1, x2, log_variance, precision, *saved)
         ctx.layout = layout
         return total.view(-1, *pairs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x1, x2, precision, *values = ctx.saved_tensors
+        x1, x2, log_variance, precision, *saved = ctx.saved_tensors
         moved = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         shape, gradient = gradient.shape[1:], gradient.reshape(len(gradient), -1)
-        to_variance: dict[int, Tensor] = {}  # by component, and by length-scale
-        to_scale: dict[int, Tensor] = {}
+        to_variance, to_scale = torch.empty_like(log_variance), torch.zeros_like(precision)
         to_gap: dict[int, Tensor] = {}
-        for group, value, masks in zip(_groups(ctx.layout), values[::2], values[1::2], strict=True):
+        for group, value, masks in zip(_groups(ctx.layout), saved[::2], saved[1::2], strict=True):
+            components = _index(tuple(group.components), x1.device)
             if not group.continuous:
-                to_variance |= dict(zip(group.components, value * (masks @ gradient.mT), strict=True))
+                to_variance.index_copy_(0, components, value * (masks @ gradient.mT))
                 continue
-            flat = gradient * value  # R×L×pairs
-            to_variance |= dict(zip(group.components, flat.sum(-1), strict=True))
-            inverse = _by_component(precision, group)  # R·L×C
-            gaps = torch.stack(
-                [(x1[..., :, None, c] - x2[..., None, :, c]).expand(shape).flatten() for c in group.continuous]
-            )
-            scale = inverse * (flat.flatten(0, 1) @ gaps.square().mT)  # R·L×C
-            scale = scale.unflatten(0, (-1, len(gradient))).mT.flatten(0, 1)  # R·C×L
-            to_scale |= dict(zip(group.scales, scale, strict=True))
+            flat = gradient * value  # S×L×pairs
+            if group.tied:
+                variance = _rows(log_variance, group.components).exp()
+                for own, part in zip(group.sets.values(), flat, strict=True):
+                    change = _rows(masks, own) @ part.mT * _rows(variance, own)
+                    to_variance.index_copy_(0, _index(tuple(group.components[k] for k in own), x1.device), change)
+                flat = flat.mul_(_weights(group, variance, masks))
+            else:
+                to_variance.index_copy_(0, components, flat.sum(-1))
+            inverse = _by_set(precision, group)  # S·L×C
+            gaps = _gaps(group, x1, x2, shape)
+            scale = inverse * (flat.flatten(0, 1) @ gaps.square().mT)  # S·L×C
+            scale = scale.unflatten(0, (-1, len(gradient))).mT.flatten(0, 1)  # S·C×L
+            to_scale.index_copy_(0, _index(tuple(group.scales), x1.device), scale)
             if moved:
                 forces = (inverse.mT @ flat.flatten(0, 1)).mul_(gaps)
                 for c, force in zip(group.continuous, forces, strict=True):
@@ -215,31 +248,55 @@ class _Products(torch.autograd.Function):
                 grad1[..., c] = force.sum(-1).sum_to_size(x1.shape[:-1])
             if grad2 is not None:
                 grad2[..., c] = -force.sum(-2).sum_to_size(x2.shape[:-1])
-        variances = torch.stack([to_variance[r] for r in range(len(to_variance))])
-        scales = torch.stack([to_scale[k] for k in range(len(to_scale))]) if to_scale else torch.zeros_like(precision)
-        return grad1, grad2, variances, scales, None
+        return grad1, grad2, to_variance, to_scale, None
+
+
+@lru_cache(maxsize=256)
+def _index(places: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return indices as a tensor, cached: to copy them to a GPU would make the host wait, which no graph can record."""
+    return torch.tensor(places, device=device)
 
 
 def _rows(values: Tensor, rows: list[int]) -> Tensor:
-    """Return some rows; by views, since a list of indices would be copied to a GPU, which no graph can record."""
-    return torch.stack([values[r] for r in rows])
+    """Return some rows."""
+    if len(rows) == len(values) and rows == list(range(len(rows))):
+        return values
+    return values.index_select(0, _index(tuple(rows), values.device))
 
 
-def _by_component(precision: Tensor, group: _Group) -> Tensor:
-    """Return the precisions of a group's components (R·L×C)."""
+def _columns(x: Tensor, columns: tuple[int, ...]) -> Tensor:
+    """Return some columns of x (…×Q), each as a matrix or vector of its own (C×…)."""
+    return x.index_select(-1, _index(columns, x.device)).movedim(-1, 0)
+
+
+def _gaps(group: _Group, x1: Tensor, x2: Tensor, pairs: torch.Size) -> Tensor:
+    """Return x_c − x'_c of the `gp` columns (C×pairs)."""
+    gaps = _columns(x1, group.continuous)[..., :, None] - _columns(x2, group.continuous)[..., None, :]
+    return gaps.expand(-1, *pairs).flatten(1)
+
+
+def _by_set(precision: Tensor, group: _Group) -> Tensor:
+    """Return the precisions of a group's sets of length-scales (S·L×C)."""
     inverse: Tensor = _rows(precision, group.scales).unflatten(0, (-1, len(group.continuous)))
     return inverse.mT.flatten(0, 1)
 
 
-def _masks(group: _Group, equal: dict[int, Tensor], like: Tensor, count: int) -> Tensor:
+def _weights(group: _Group, variance: Tensor, masks: Tensor) -> Tensor:
+    """Return Σ_r s²_r Π_c 1[x_c = x'_c] over the components of each set (S×L×pairs)."""
+    return torch.stack([_rows(variance, own).mT @ _rows(masks, own) for own in group.sets.values()])
+
+
+def _masks(group: _Group, x1: Tensor, x2: Tensor, pairs: torch.Size) -> Tensor:
     """Return Π_c 1[x_c = x'_c] of each component (R×pairs), as numbers."""
-    rows = []
-    for categorical in group.categorical:
-        if not categorical:
-            rows.append(like.new_ones(count))
-            continue
-        product = equal[categorical[0]]
-        for c in categorical[1:]:
-            product = product & equal[c]
-        rows.append(product.to(like.dtype))
-    return torch.stack(rows)
+    product = None
+    for place in range(max(map(len, group.categorical), default=0)):
+        having = [len(categorical) > place for categorical in group.categorical]
+        columns = tuple(c[place] if place < len(c) else 0 for c in group.categorical)
+        equal = _columns(x1, columns)[..., :, None] == _columns(x2, columns)[..., None, :]
+        if not all(having):  # a component with fewer categories has 1
+            without = _index(tuple(int(not has) for has in having), x1.device).bool()
+            equal = equal | without.view(-1, *(1,) * (equal.dim() - 1))
+        product = equal if product is None else product & equal
+    if product is None:
+        return x1.new_ones(len(group.components), math.prod(pairs))
+    return product.expand(-1, *pairs).flatten(1).to(x1.dtype)

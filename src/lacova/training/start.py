@@ -1,0 +1,176 @@
+"""A start near the end: a linear factor model with gaps gives the decoder, the noise and the encoder first values.
+
+y_d = μ_d + B_dᵀx + W_dᵀz + ε_d with z ~ N(0, I) and ε_d ~ N(0, ψ_d), fitted to the observed entries. B is there for a
+decoder that sees x. Where patients have random effects, y is less its patient's average, so that z explains how visits
+differ. EM takes a few dozen passes over a small table; gradient steps take many times as long to find the same.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lacova.data.batches import Batch, Batches
+from lacova.data.table import Table
+from lacova.inference.vae import ConditionalVAE
+from lacova.likelihoods.random_effects import DriftingIntercepts
+from lacova.nn.networks import Decoder
+
+ITERATIONS = 30
+MAX_ENTRIES = 500_000  # of the measurements that enter
+LEAST_NOISE = 0.05  # ψ_d as a share of the variance of its column
+RIDGE = 1.0  # pseudo-rows in which coefficients are 0
+ENCODER_STEPS, ENCODER_ROWS, ENCODER_RATE = 300, 200, 3e-3
+
+
+class Factors(NamedTuple):
+    """A factor model with K factors.
+
+    Attributes:
+        loadings: W (D×K).
+        noise: ψ (D,).
+    """
+
+    loadings: Tensor
+    noise: Tensor
+
+    def posterior(self, residual: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean (N×K) and covariance (N×K×K) of z given the observed residuals (N×D)."""
+        weight = mask / self.noise
+        outer = self.loadings[:, :, None] * self.loadings[:, None, :]  # D×K×K
+        precision = torch.tensordot(weight, outer, dims=1) + torch.eye(outer.shape[-1], dtype=weight.dtype)
+        covariance = torch.cholesky_inverse(torch.linalg.cholesky(precision))
+        return (covariance @ ((weight * residual) @ self.loadings)[..., None])[..., 0], covariance
+
+
+def start_from_factors(vae: ConditionalVAE, table: Table, seed: int) -> None:
+    """Give a model on the host the values of a linear factor model of its Gaussian measurements.
+
+    It leaves a model alone whose decoder has no linear path. One or two measurements have no factors, only B.
+
+    Args:
+        vae: the model, as built.
+        table: the training rows, or a sample of them.
+        seed: of the random numbers.
+    """
+    decoder, columns = vae.decoder, vae.measurements.columns("gaussian")
+    count = min(identifiable_factors(len(columns)), vae.latent_dim)
+    regress = vae.decoder_sees_x and bool(vae.space.names)
+    if not isinstance(decoder, Decoder) or decoder.linear is None or not columns or not (count or regress):
+        return
+    generator = torch.Generator().manual_seed(seed)
+    batches = Batches(vae.condition(table))
+    rows_per_unit = len(table) / batches.units
+    most = max(1, int(MAX_ENTRIES / (rows_per_unit * len(columns))))
+    batch = batches.batch(torch.randperm(batches.units, generator=generator)[:most])
+    y, mask = batch.y[:, columns].double(), batch.y_mask[:, columns].double()
+    centre = (y * mask).sum(0) / mask.sum(0).clamp_min(1.0)
+    residual = (y - centre) * mask
+    coefficients = None
+    if regress:
+        coefficients, residual = _regressed(vae, batch, residual, mask)
+    if vae.random_effects is not None:
+        residual, mask = _within_patients(residual, mask, batch)
+    factors = fit_factors(residual, mask, count, generator)
+    _set_decoder(vae, decoder.linear, columns, centre, factors, coefficients)
+    if count and not hasattr(vae.encoder, "latents"):  # an encoder that couples rows learns by itself
+        _teach_encoder(vae, batch, *factors.posterior(residual, mask), generator)
+
+
+def identifiable_factors(columns: int) -> int:
+    """Return the largest K for which D columns determine loadings and noise: (D − K)² ≥ D + K (Ledermann, 1937)."""
+    return max((k for k in range(columns) if (columns - k) ** 2 >= columns + k), default=0)
+
+
+def fit_factors(residual: Tensor, mask: Tensor, count: int, generator: torch.Generator) -> Factors:
+    """Fit a factor model to residuals of mean 0 (N×D, float64), 0 where the mask (as numbers) is 0, by EM."""
+    entries = mask.sum(0).clamp_min(1.0)
+    variance = (residual.square().sum(0) / entries).clamp_min(1e-6)
+    draws = torch.randn(residual.shape[1], count, generator=generator, dtype=residual.dtype)
+    factors = Factors(0.3 * variance.sqrt()[:, None] * draws, 0.7 * variance if count else variance)
+    if not count:
+        return factors
+    ridge = RIDGE * torch.eye(count, dtype=residual.dtype)
+    for _ in range(ITERATIONS):
+        mean, covariance = factors.posterior(residual, mask)
+        second = (covariance + mean[:, :, None] * mean[:, None, :]).flatten(1)  # E zzᵀ
+        gram = (mask.mT @ second).unflatten(1, (count, count)) + ridge
+        cross = residual.mT @ mean  # D×K
+        loadings = torch.linalg.solve(gram, cross)
+        noise = (residual.square().sum(0) - (loadings * cross).sum(1)) / entries
+        factors = Factors(loadings, torch.maximum(noise, LEAST_NOISE * variance))
+    return factors
+
+
+def _regressed(vae: ConditionalVAE, batch: Batch, residual: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the coefficients of a ridge regression on expected covariates (D×width), and what it leaves."""
+    features = _expected_covariates(vae, batch)
+    outer = (features[:, :, None] * features[:, None, :]).flatten(1)
+    gram = (mask.mT @ outer).unflatten(1, (features.shape[1], features.shape[1]))
+    ridge = RIDGE * torch.eye(features.shape[1], dtype=features.dtype)
+    coefficients = torch.linalg.solve(gram + ridge, residual.mT @ features)
+    return coefficients, (residual - features @ coefficients.mT) * mask
+
+
+def _expected_covariates(vae: ConditionalVAE, batch: Batch) -> Tensor:
+    """Return value features of x, in expectation under the conditional prior where x is missing (N×width)."""
+    space, prior = vae.space, batch.conditional_prior
+    assert prior is not None
+    at, gap = space.on(batch.x.device), ~batch.x_mask
+    expected = torch.cat(
+        [prior.distribution.mean[:, at.continuous], space.of_levels(prior.distribution.log_prob).exp()], dim=1
+    )
+    return torch.where(gap[:, at.owner], expected, space.values(batch.x)).double()
+
+
+def _within_patients(residual: Tensor, mask: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return deviations from patients' averages, with the variance of single visits; alone, a value says nothing."""
+    zeros = residual.new_zeros(batch.patients, residual.shape[1])
+    count = zeros.index_add(0, batch.patient, mask)
+    average = zeros.index_add(0, batch.patient, residual) / count.clamp_min(1.0)
+    widened = (count / (count - 1.0).clamp_min(1.0)).sqrt()
+    mask = mask * (count > 1.0)[batch.patient]
+    return (residual - average[batch.patient]) * widened[batch.patient] * mask, mask
+
+
+@torch.no_grad()
+def _set_decoder(
+    vae: ConditionalVAE, linear: torch.nn.Linear, columns: list[int], centre: Tensor, factors: Factors,
+    coefficients: Tensor | None,
+) -> None:  # fmt: skip
+    outputs, count = [vae.measurements.outputs[d][0] for d in columns], factors.loadings.shape[1]
+    linear.weight[outputs, :count] = factors.loadings.to(linear.weight)
+    if coefficients is not None:
+        linear.weight[outputs, vae.latent_dim :] = coefficients.to(linear.weight)
+    linear.bias[outputs] = centre.to(linear.bias)
+    noise, effects = factors.noise.to(linear.weight), vae.random_effects
+    if isinstance(effects, DriftingIntercepts):
+        noise = noise / 2.0  # the other half is drift
+        effects.start_drift(noise)
+    vae.likelihood.set_noise_variance(noise)
+
+
+def _teach_encoder(
+    vae: ConditionalVAE, batch: Batch, mean: Tensor, covariance: Tensor, generator: torch.Generator
+) -> None:
+    """Move q(z) towards the factors' posterior, by the KL divergence from q to it; other dimensions to N(0, 1)."""
+    inputs: list[tuple[Tensor, ...]] = []
+    hook = vae.encoder.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments))
+    with torch.no_grad():
+        vae.latents(batch)
+    hook.remove()
+    arguments = [tensor.detach() for tensor in inputs[0]]
+    target_mean, target_var = torch.zeros(len(batch), vae.latent_dim), torch.ones(len(batch), vae.latent_dim)
+    count = mean.shape[1]
+    target_mean[:, :count], target_var[:, :count] = mean, covariance.diagonal(dim1=1, dim2=2)
+    optimiser = torch.optim.Adam(vae.encoder.parameters(), lr=ENCODER_RATE)
+    for _ in range(ENCODER_STEPS):
+        rows = torch.randint(len(batch), (min(ENCODER_ROWS, len(batch)),), generator=generator)
+        q_mean, q_var = vae.encoder(*(tensor[rows] for tensor in arguments))
+        misfit = ((q_mean - target_mean[rows]).square() + q_var) / target_var[rows] - q_var.log()
+        optimiser.zero_grad()
+        misfit.sum(1).mean().backward()
+        optimiser.step()
+    optimiser.zero_grad()

@@ -140,7 +140,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("run", "report"))
     parser.add_argument("--data", type=Path, default=os.environ.get("LACOVA_DATA"), help="folder with the data sets")
-    parser.add_argument("--datasets", nargs="+", choices=list(TABLES), default=list(TABLES))
+    parser.add_argument("--datasets", nargs="+", choices=list(TABLES), default=["cdisc", "pbc"])
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--missing", type=float, nargs="+", default=[0.2, 0.4])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

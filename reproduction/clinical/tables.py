@@ -1,4 +1,4 @@
-"""Two real longitudinal tables: the Mayo Clinic's primary biliary cirrhosis follow-up and the CDISC pilot trial.
+"""Real longitudinal tables: the Mayo Clinic's cirrhosis follow-up, the CDISC pilot trial, and intensive care.
 
 Each is a data frame sorted by patient and day, with its schema. The files are not part of the repository.
 """
@@ -40,6 +40,29 @@ def cdisc(folder: Path) -> tuple[pd.DataFrame, Schema]:
     if counts != CDISC_COUNTS:
         raise ValueError(f"the CDISC pilot filters to {counts}, expected {CDISC_COUNTS}: are these the same files?")
     return study.table, study.schema
+
+
+def icu(folder: Path) -> tuple[pd.DataFrame, Schema]:
+    """Return stays in intensive care in 12 bins of four hours: about 1,000 patients, with 27 measurements.
+
+    Kept are measurements with at least 10% of the bins observed, then bins with at least half of these, then patients
+    with at least five bins, as in the pilot. Weight is the one at entry.
+    """
+    long = pd.read_parquet(folder / "physionet2012a.parquet")
+    long = long[long["value"] != -1.0]
+    entry = long[long["minute"] == 0].pivot_table(index="record", columns="parameter", values="value", observed=True)
+    entry = entry.reindex(columns=["Age", "Gender", "Height", "ICUType", "Weight"])
+    measured = long[~long["parameter"].isin(["RecordID", *entry.columns])]
+    bins = (measured["minute"] // 240).clip(upper=11).rename("bin")
+    wide = measured.pivot_table(index=["record", bins], columns="parameter", values="value", observed=True)
+    wide = wide.loc[:, (wide.notna().mean() >= 0.1) & (wide.nunique() > 1)]
+    wide = wide[wide.notna().mean(axis=1) >= 0.5]
+    wide = wide[wide.groupby("record").transform("size") >= 5]
+    table = wide.join(entry, on="record").reset_index()
+    kinds = {"Age": "continuous", "Height": "continuous", "Weight": "continuous"}
+    kinds |= {"Gender": "categorical", "ICUType": "categorical"}
+    schema = Schema(list(wide.columns), kinds, instance="record", time="bin", static=list(kinds))
+    return _ready(table, schema), schema
 
 
 def _ready(table: pd.DataFrame, schema: Schema) -> pd.DataFrame:

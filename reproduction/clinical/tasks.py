@@ -14,10 +14,10 @@ import pandas as pd
 
 from lacova import Schema
 from lacova.datasets import mask_at_random
-from reproduction.clinical.tables import cdisc, pbc
+from reproduction.clinical.tables import cdisc, icu, pbc
 
 Floats = npt.NDArray[np.float64]
-TABLES = {"cdisc": cdisc, "pbc": pbc}
+TABLES = {"cdisc": cdisc, "pbc": pbc, "icu": icu}
 TASKS = ("impute", "covariates", "predict", "forecast", "age", "sex")
 OF_Y = ("impute", "predict", "forecast")
 SHARES = {"train": 0.70, "validation": 0.15, "test": 0.15}  # of the patients

@@ -33,7 +33,7 @@ def imputation_draws(
     """
     in_posterior = torch.as_tensor(among(table.labels, trained))
     unmeasured, coefficients = not table.y_mask.any(1).all(), vae.draw_coefficients(draws, generator)
-    width = vae.prior.width if unmeasured else 1
+    width = max(vae.width, vae.prior.width) if unmeasured else vae.width
     for rows, batch in chunks(table, draws, generator if independent_noise else None, width):
         gaps = not batch.x_mask.all()
         posterior = vae.covariate_posterior(batch) if gaps else None
@@ -76,7 +76,7 @@ def weighted_draws(
         resample: return `count` draws that count equally, resampled by weight.
     """
     proposals = max(MIN_PROPOSALS, PROPOSALS_PER_DRAW * count)
-    for rows, batch in chunks(table, proposals, generator if independent_noise else None):
+    for rows, batch in chunks(table, proposals, generator if independent_noise else None, vae.width):
         eps = vae.draw_eps(batch, proposals, generator)
         q_x = vae.covariate_distribution(batch)
         sample = importance_sample(vae, batch, eps, q_x, by_patient=True, prior_proposal=True)

@@ -81,7 +81,7 @@ def _prediction_batches(
     trained: Container[Any], independent_noise: bool = False,
 ) -> Iterator[PredictionBatch]:  # fmt: skip
     in_posterior = torch.as_tensor(among(table.labels, trained))
-    for rows, batch in chunks(table, draws, generator if independent_noise else None, vae.prior.width):
+    for rows, batch in chunks(table, draws, generator if independent_noise else None, max(vae.width, vae.prior.width)):
         here = new[rows].to(batch.y.device)
         keep = rows_of_patients_with(batch, here)
         if not keep.any():

@@ -82,6 +82,11 @@ class ConditionalVAE(nn.Module):
         return next(self.parameters()).device
 
     @property
+    def width(self) -> int:
+        """Numbers per draw of a row in the largest array of observations: probabilities of levels, if there are any."""
+        return len(self.measurements) * max(1, self.measurements.max_levels)
+
+    @property
     def couples_rows(self) -> bool:
         """Whether rows of a patient share unknowns: gaps in visit-constant columns, z, or random effects."""
         return self.prior.couples_rows or self.random_effects is not None or any(self.space.static)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Self, cast
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -91,14 +91,16 @@ class Categorical(LevelFamily):
 
     outputs = None
     base: Tensor
+    beyond: Tensor
 
     def __init__(self, levels: list[int]) -> None:
         super().__init__(levels)
         self.register_buffer("base", torch.zeros(len(levels), self.max_levels))
-        self.register_buffer("there", self._valid(), persistent=False)
+        beyond = torch.zeros(len(levels), self.max_levels).masked_fill(~self._valid(), -math.inf)
+        self.register_buffer("beyond", beyond, persistent=False)  # −∞ at levels that a column does not have
 
     def log_probabilities(self, outputs: Tensor) -> Tensor:
-        return (self.base + outputs).masked_fill(~cast(Tensor, self.there), -math.inf).log_softmax(-1)
+        return (outputs + (self.base + self.beyond)).log_softmax(-1)
 
     @torch.no_grad()
     def initialise(self, y: Tensor, mask: Tensor) -> None:

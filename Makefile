@@ -29,6 +29,7 @@ tests: $(VENV)/.installed-docs
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/steps.py --device $(DEVICE) --out bench.json
+	$(BIN)/python benchmarks/fits.py
 	$(BIN)/python benchmarks/expectations.py
 
 docs: site

@@ -20,7 +20,8 @@ def test_it_describes_its_prior(literature_models):
 
 def test_the_loss_is_that_of_a_gp_prior_vae_with_the_same_formula_bit_for_bit(literature_models):
     model, table = literature_models["lvae"], visits()
-    same = GPPriorVAE(VISITS, prior=FORMULA, patient_effects=False, inducing=model.inducing, **SMALL)
+    own = {"patient_effects": False, "lengthscales": "own", "inducing": model.inducing}
+    same = GPPriorVAE(VISITS, prior=FORMULA, **own, **SMALL)
     same.fit(table, max_epochs=2, batch_size=4)
     pd.testing.assert_frame_equal(same.training, model.training, check_exact=True)
     assert same.elbo(table) == model.elbo(table)

@@ -61,7 +61,7 @@ def test_the_steps_of_a_cycle_grow_with_the_root_of_the_table():
     few, many = (FitOptions(batch_size=25).resolved(units=units) for units in (200, 20_000))
     assert few.epochs * 8 == 600
     assert many.epochs * 800 == pytest.approx(6000, rel=0.1)
-    assert (few.patience_epochs, few.validate_every) == (38, 2)
+    assert (few.patience_epochs, few.validate_every) == (75, 2)
     validated = [epoch for epoch in range(75) if few.validates_after(epoch)]
     assert validated == [*range(1, 75, 2), 74]
     assert FitOptions(validate_every=5).resolved(units=200).validate_every == 5

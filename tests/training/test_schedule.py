@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from lacova import CVAE, Dense, FitOptions
-from lacova.training.step import Step
+from lacova.data.io.archive import digest
+from lacova.training.step import Step, Validator
 from tests.tables import ROWS, visits
 from tests.training.cases import Killed, hooked_step, kill
 
@@ -53,3 +54,39 @@ def test_a_killed_fit_continues_with_the_rates_of_its_step(tmp_path, monkeypatch
     resumed = CVAE(ROWS, **SMALL).fit(visits(), **options, checkpoint=tmp_path / "c", checkpoint_every=2)
     assert resumed.training.equals(whole.training)
     assert resumed.predict(visits()).equals(whole.predict(visits()))
+
+
+def test_rates_that_are_too_high_are_halved_from_the_best_weights(monkeypatch, tmp_path):
+    scores = [0.0, 1.0, 0.6, 0.4, 0.9]  # a fall of half a nat may be chance: that of the fourth look is no chance
+    weights, rates = {}, []
+    epoch = iter(range(100))
+
+    def look(self):
+        number = len(weights)
+        weights[number] = digest(self.vae.state_dict())
+        return scores[number], 0.0
+
+    def record(self, factor):
+        rates.append((factor, digest(self.vae.state_dict())))
+        set_rates(self, factor)
+
+    set_rates = Step.set_rates
+    monkeypatch.setattr(Validator, "__call__", look)
+    monkeypatch.setattr(Step, "set_rates", record)
+    options = {"max_epochs": 5, "batch_size": 100, "patience": 5, "masked_loss": 0.0, "device": "cpu"}
+    whole = CVAE(ROWS, **SMALL).fit(visits(), visits(1, 4), **options)
+    planned = [FitOptions().rate_factor(k / 5) for k in range(5)]
+    assert [factor for factor, _ in rates] == pytest.approx([*planned[:4], 0.5 * planned[4]])
+    assert rates[3][1] == weights[2]
+    assert rates[4][1] == weights[1]  # the last epoch begins at the best weights
+    assert digest(whole.vae.state_dict()) == weights[1]
+    # A fit that is killed after the rates were halved continues with the halved ones.
+    first, weights, rates = weights, {}, []
+    with monkeypatch.context() as patch:
+        patch.setattr(Step, "__init__", hooked_step(lambda: kill() if next(epoch) == 4 else None))
+        with pytest.raises(Killed):
+            CVAE(ROWS, **SMALL).fit(visits(), visits(1, 4), **options, checkpoint=tmp_path / "c", checkpoint_every=1)
+    rates.clear()
+    CVAE(ROWS, **SMALL).fit(visits(), visits(1, 4), **options, checkpoint=tmp_path / "c", checkpoint_every=1)
+    assert rates[0] == (pytest.approx(0.5 * planned[4]), first[1])
+    assert weights == first

@@ -20,8 +20,9 @@ def test_early_stopping_restores_the_best_weights(make):
     train, validation = numbered_visits(0, patients=4, gaps=0.1), numbered_visits(1, patients=12, gaps=0.1)
     validation[["alt", "ast"]] = validation[["alt", "ast"]].to_numpy()[::-1]
     model = make(VISITS).fit(
-        train, validation, max_epochs=80, patience=4, learning_rate=0.1, batch_size=2, latent_weight=1.0
-    )
+        train, validation, max_epochs=80, patience=4, learning_rate=0.1, batch_size=2, latent_weight=1.0,
+        schedule="constant",
+    )  # fmt: skip
     scores = model.training["validation"] + model.training["validation_masked_log_prob"]
     best = model.training.loc[scores.idxmax()]
     assert scores.idxmax() < len(scores) - 1

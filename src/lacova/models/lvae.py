@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from lacova.data.registry import register
 from lacova.data.schema import Schema
@@ -22,7 +22,8 @@ class LVAE(GPPriorVAE):
         schema: the roles of the columns, an instance and a time among them.
         prior: a formula with a component of the instance; None for the one above.
 
-    The other arguments are those of `GPPriorVAE`; `patient_effects` is False unless you say otherwise.
+    The other arguments are those of `GPPriorVAE`; `patient_effects` is False and `lengthscales` "own" unless you say
+    otherwise.
 
     Examples:
         >>> import numpy as np, pandas as pd, lacova
@@ -35,9 +36,12 @@ class LVAE(GPPriorVAE):
         'gp(day) + cat(id) + gp(day):cat(id)'
     """
 
-    def __init__(self, schema: Schema, *, prior: str | None = None, patient_effects: bool = False, **settings: Any):
+    def __init__(
+        self, schema: Schema, *, prior: str | None = None, lengthscales: Literal["shared", "own"] = "own",
+        patient_effects: bool = False, **settings: Any,
+    ) -> None:  # fmt: skip
         require_roles(self, schema, "instance", "time")
-        super().__init__(schema, prior=prior, patient_effects=patient_effects, **settings)
+        super().__init__(schema, prior=prior, lengthscales=lengthscales, patient_effects=patient_effects, **settings)
         if not any(component.instance for component in self.components):
             raise ValueError(
                 f"an LVAE has components of its own for each instance, but {self.formula!r} has none; add a term such "

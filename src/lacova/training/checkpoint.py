@@ -42,6 +42,7 @@ class State:
         epoch, step: the next epoch and step, from 0; `step` counts within the epoch.
         records: one record per epoch.
         best, best_epoch, best_weights: the highest validation score, its epoch and its weights.
+        rate_share: what is left of the rates, after they were too high for the table.
     """
 
     sums: Tensor
@@ -51,6 +52,7 @@ class State:
     best: float = -math.inf
     best_epoch: int = 0
     best_weights: dict[str, Any] | None = None
+    rate_share: float = 1.0
 
 
 class Checkpoint:
@@ -119,8 +121,8 @@ class Checkpoint:
         columns = list(state.records[0]) if state.records else []
         document = {
             CHECKPOINT_KEY: self._identity,
-            "state": {"epoch": state.epoch, "step": state.step, "best_epoch": state.best_epoch,
-                      "best": pack(state.best, "the validation score"), "columns": columns},
+            "state": {"epoch": state.epoch, "step": state.step, "best_epoch": state.best_epoch, "columns": columns,
+                      "rate_share": state.rate_share, "best": pack(state.best, "the validation score")},
         }  # fmt: skip
         records = [[record[name] for name in columns] for record in state.records]
         tensors = {f"vae.{name}": value for name, value in vae.state_dict().items()}
@@ -179,6 +181,7 @@ def _restore(
     rows = tensors["records"].tolist()
     state.records = [dict(zip(stored["columns"], row, strict=True)) for row in rows]
     state.epoch, state.step, state.best_epoch = (int(stored[name]) for name in ("epoch", "step", "best_epoch"))
+    state.rate_share = float(stored["rate_share"])
     state.best, state.best_weights = float(unpack(stored["best"])), _part(tensors, "best.") or None
 
 

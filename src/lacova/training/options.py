@@ -51,8 +51,9 @@ class FitOptions:
             end, so that few steps suffice; or "constant" rates.
         start: "factors": decoder, encoder and noise start from a linear factor model of the Gaussian measurements, if
             the decoder has a linear path. "random": from random weights.
-        patience: epochs without improvement on the validation rows before training stops. None for half of
-            `max_epochs`; for constant rates 30, or more if these have fewer than 400 steps.
+        patience: epochs without improvement on the validation rows before training stops. None for no such end of a
+            cycle, whose high rates may hide what it gains in the end; for constant rates 30, or more if these have
+            fewer than 400 steps.
         validate_every: epochs from one look at the validation rows to the next; the last epoch always has one. None
             for 1 if a patience is given or rates are constant, else for about 30 looks in all.
         latent_weight: initial weight of the latent KL, which falls geometrically to 1. With a large weight, a decoder
@@ -138,7 +139,7 @@ class FitOptions:
         else:
             epochs = max(DEFAULT_EPOCHS, -(-MIN_STEPS // steps))
         epochs = self.max_epochs or epochs
-        patience = -(-epochs // 2) if cycle else max(DEFAULT_PATIENCE, -(-MIN_PATIENCE_STEPS // steps))
+        patience = epochs if cycle else max(DEFAULT_PATIENCE, -(-MIN_PATIENCE_STEPS // steps))
         every = max(1, epochs // CYCLE_VALIDATIONS) if cycle and self.patience is None else 1
         return replace(
             self, max_epochs=epochs, patience=self.patience or patience, validate_every=self.validate_every or every

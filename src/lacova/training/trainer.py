@@ -21,6 +21,9 @@ from lacova.training.options import FitOptions, TrainingError
 from lacova.training.progress import progress
 from lacova.training.step import Step, Validator
 
+# A fall of the validation score that is no chance: where rates suit a table, it is a tenth of this.
+DROP_PER_MEASUREMENT, MIN_DROP = 0.03, 0.5
+
 
 class Outcome(NamedTuple):
     """One record per epoch; and, if Ctrl-C ended training, a sentence about what the model then has."""
@@ -98,7 +101,8 @@ class Trainer:
                 number = epoch * train.steps + state.step
                 self.step.seed(number)
                 if options.schedule != "constant":
-                    self.step.set_rates(options.rate_factor(number / (options.epochs * train.steps)))
+                    planned = options.epochs * train.steps
+                    self.step.set_rates(state.rate_share * options.rate_factor(number / planned))
                 state.sums += self.step.take(batch, options.latent_weight_at(epoch))
                 state.step += 1
                 if state.step < train.steps and self._pause(interrupt):
@@ -114,9 +118,20 @@ class Trainer:
             score = value + options.masked_loss * masked
             if score > state.best:
                 state.best, state.best_weights, state.best_epoch = score, copy.deepcopy(vae.state_dict()), epoch
+            elif options.schedule != "constant" and score < state.best - _drop_allowed(vae):
+                self._step_back()
         state.records.append(record)
         state.sums.zero_()
         state.epoch, state.step = epoch + 1, 0
+
+    def _step_back(self) -> None:
+        """Go back to the best weights and halve the rates, which are too high for the table."""
+        state = self.state
+        assert state.best_weights is not None
+        self.vae.load_state_dict(state.best_weights)
+        state.rate_share *= 0.5
+        if self.options.prior_every is not None:
+            self.train.condition(self.vae)
 
     def _pause(self, interrupt: Interrupt) -> bool:
         """Between two steps, write a checkpoint if it is due, and return whether to stop."""
@@ -160,6 +175,11 @@ class Trainer:
         resume = "" if path is None else f" To go on, fit in the same way with the checkpoint {path}."
         done = f"{state.epoch} of {self.options.epochs} epochs"
         return f"training was interrupted after {done}; the model has the {best}.{resume}"
+
+
+def _drop_allowed(vae: ConditionalVAE) -> float:
+    """Return how far the validation score may fall below the best, in nats per row, before rates count as too high."""
+    return max(MIN_DROP, DROP_PER_MEASUREMENT * len(vae.measurements))
 
 
 def _record(sums: Tensor, epoch: int, options: FitOptions) -> Record:

@@ -31,7 +31,7 @@ BEFORE = {"schedule": "constant", "start": "random"}
 SMALL = """
 import sys
 import numpy as np, pandas as pd, lacova
-patients, visits, category, measured = eval(sys.argv[1])
+patients, visits, category, measured, gaps_in_x = eval(sys.argv[1])
 rng = np.random.default_rng(0)
 patient = np.repeat(np.arange(patients), visits)
 table = pd.DataFrame({"id": patient, "day": rng.uniform(0, 100, len(patient))})
@@ -39,16 +39,17 @@ if category:
     table["group"] = np.where(patient % 2, "a", "b")
 for k in range(measured):
     table[f"y{k}"] = 30 + 0.1 * table.day + rng.normal(0, 3, patients)[patient] + rng.normal(0, 1, len(patient))
-gaps = rng.random((len(table), table.shape[1] - 1)) < 0.1
-table = table.mask(np.column_stack([np.zeros(len(table), bool), gaps]))
+complete = 1 if gaps_in_x else table.shape[1] - measured  # columns without gaps
+table = table.mask((rng.random(table.shape) < 0.1) & (np.arange(table.shape[1]) >= complete))
 schema = lacova.Schema.infer(table, instance="id", time="day")
 lacova.GPPriorVAE(schema).fit(table, progress=False).impute(table, interval=0.9)
 """
-# Patients, visits, whether there is a category, measurements: the shapes of README's example and of textbook studies.
+# Patients, visits, whether there is a category, measurements, and whether covariates have gaps: the shapes of README's
+# example and of textbook studies.
 STUDIES = {
-    "README, 200 rows": (40, 5, True, 1), "sleepstudy, 180 rows": (18, 10, False, 1),
-    "Orthodont, 108 rows": (27, 4, True, 1), "ChickWeight, 578 rows": (50, 12, True, 1),
-    "a trial of 60 patients, two measurements": (60, 4, True, 2),
+    "README, 200 rows": (40, 5, True, 1, True), "sleepstudy, 180 rows": (18, 10, False, 1, False),
+    "Orthodont, 108 rows": (27, 4, True, 1, False), "ChickWeight, 600 rows": (50, 12, True, 1, False),
+    "a trial of 60 patients, two measurements": (60, 4, True, 2, False),
 }  # fmt: skip
 
 

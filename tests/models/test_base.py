@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from lacova import CVAE, Dense, FitOptions, GPPriorVAE, NotFittedError, Schema, TrainingError
-from lacova.training.options import default_rates
 from tests.models.cases import every_model, numbered_visits, same_weights, small_cvae
 from tests.tables import ROWS, VISITS
 
@@ -112,16 +111,12 @@ def test_unknown_fit_option_is_refused():
 
 def test_fit_options_are_those_of_the_fit():
     model = small_cvae(VISITS).fit(numbered_visits(), max_epochs=2, seed=3, batch_size=4)
-    defaults = {**default_rates(by_row=False, schedule="cycle"), "batch_size": 4, "latent_weight": 100.0}
-    assert model.options == FitOptions(max_epochs=2, seed=3, masked_loss=1.0, **defaults)
+    assert model.options == FitOptions(max_epochs=2, seed=3, masked_loss=1.0, batch_size=4, latent_weight=100.0)
 
 
-def test_rates_suit_the_schedule_and_the_table():
-    constant = small_cvae(VISITS).fit(numbered_visits(), max_epochs=1, schedule="constant").options
-    assert (constant.batch_size, constant.learning_rate, constant.natural_rate) == (10, 3e-3, 0.1)
-    cycle = small_cvae(VISITS).fit(numbered_visits(), max_epochs=1, natural_rate=0.2).options
-    assert (cycle.batch_size, cycle.natural_rate) == (25, 0.2)
-    assert cycle.learning_rate > constant.learning_rate
+def test_batches_suit_the_schedule():
+    fits = (small_cvae(VISITS).fit(numbered_visits(), max_epochs=1, schedule=s) for s in ("constant", "cycle"))
+    assert [model.options.batch_size for model in fits] == [10, 25]
 
 
 def test_a_decoder_with_a_linear_path_needs_no_warm_up():

@@ -9,6 +9,7 @@ import pytest
 import lacova
 from lacova.data.io.archive import read, write
 from lacova.models.migration import migrated
+from lacova.training.options import CONSTANT_PATIENTS, CONSTANT_ROWS
 from tests import golden
 
 FOLDER = Path(__file__).parent / "format1"
@@ -57,9 +58,10 @@ def test_a_file_of_format_1_has_the_parts_that_a_fit_saves_today(name, tmp_path)
     if hasattr(model, "lengthscales"):
         model.lengthscales = "own"  # as they were
     before = {"schedule": "constant", "start": "random"}
+    before |= CONSTANT_ROWS._asdict() if model.schema.instance is None else CONSTANT_PATIENTS._asdict()
     if isinstance(model, lacova.CVAE):
         before["latent_weight"] = 100.0
-    model.fit(train, validation, seed=3, device="cpu", **options, **before).save(tmp_path / "model.lacova")
+    model.fit(train, validation, seed=3, device="cpu", **{**before, **options}).save(tmp_path / "model.lacova")
     document, tensors = read(tmp_path / "model.lacova")
     old_document, old_tensors = migrated(*read(FOLDER / f"{name}.lacova"))
     assert {key: value.shape for key, value in old_tensors.items()} == {k: v.shape for k, v in tensors.items()}

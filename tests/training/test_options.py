@@ -68,6 +68,20 @@ def test_the_steps_of_a_cycle_grow_with_the_root_of_the_table():
     assert FitOptions(batch_size=25).resolved(units=1).epochs >= 1
 
 
+def test_rates_suit_the_schedule_and_the_table_unless_they_are_given():
+    constant, cycle = FitOptions(schedule="constant"), FitOptions()
+    assert constant.resolved(99).rates == (1e-3, 1e-2, 0.1)
+    assert constant.resolved(99, by_row=False).rates == (3e-3, 1e-2, 0.1)
+    few, many = (cycle.resolved(patients, by_row=False).rates for patients in (250, 1000))
+    assert all(rate > old for rate, old in zip(few, constant.resolved(99, by_row=False).rates, strict=True))
+    assert many == pytest.approx([rate / 2 for rate in few])
+    given = FitOptions(learning_rate=0.1, natural_rate=0.2).resolved(1000, by_row=False).rates
+    assert given == (0.1, many.fast_learning_rate, 0.2)
+    assert cycle.resolved(10**6).rates == cycle.resolved(10).rates  # of rows
+    with pytest.raises(ValueError, match="learning_rate must be positive, got 0"):
+        FitOptions(learning_rate=0)
+
+
 def test_long_training_is_worth_compiling_unless_the_option_decides():
     assert FitOptions(max_epochs=200).worth_compiling(100)
     assert not FitOptions(max_epochs=200).worth_compiling(99)

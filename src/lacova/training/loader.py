@@ -106,6 +106,7 @@ class Loader(ABC):
     Attributes:
         length: N.
         units: N, or P where there are patients.
+        by_row: whether a unit is a row.
         steps: batches per epoch.
         device: where batches live.
         options: how to train.
@@ -114,6 +115,7 @@ class Loader(ABC):
 
     length: int
     units: int
+    by_row: bool
     steps: int
     device: torch.device
     options: FitOptions
@@ -182,7 +184,7 @@ class TableLoader(Loader):
         self, table: Table, masking_rate: Tensor, options: FitOptions, device: torch.device, team: Team = SINGLE
     ) -> None:
         self.host, self.masking_rate, self.options, self.device, self.team = table, masking_rate, options, device, team
-        self.length = len(table)
+        self.length, self.by_row = len(table), table.patient is None
         self.batches = Batches(table, options.batch_size)
         self.units, self.steps = self.batches.units, len(self.batches)
         self.masked_table: Table | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 
 class TrainingError(RuntimeError):
@@ -24,14 +24,32 @@ STEPS_WORTH_COMPILING = 20_000  # compilation takes 75 s and saves about 4 ms pe
 RISE_SHARE, START_FACTOR, END_FACTOR = 0.15, 0.04, 0.01
 
 
-def default_rates(by_row: bool, schedule: str) -> dict[str, float]:
-    """Return batch size and rates that suit tables of rows or of patients; larger for a cycle, which lets them fall."""
-    names = ("batch_size", "learning_rate", "fast_learning_rate", "natural_rate")
+class Rates(NamedTuple):
+    """Step sizes: of Adam for the networks, of Adam for what is on the log scale, and of natural gradients."""
+
+    learning_rate: float
+    fast_learning_rate: float
+    natural_rate: float
+
+
+CONSTANT_ROWS, CONSTANT_PATIENTS = Rates(1e-3, 1e-2, 0.1), Rates(3e-3, 1e-2, 0.1)
+CYCLE_ROWS, CYCLE_PATIENTS = Rates(4e-3, 4e-2, 0.3), Rates(0.016, 0.06, 0.5)
+RATE_PATIENTS = 250  # rates of a cycle fall with the root of the number of patients above this: it has more steps
+
+
+def default_rates(schedule: str, units: int, by_row: bool) -> Rates:
+    """Return rates that suit a table of so many rows or patients; a cycle has larger ones, since it lets them fall."""
     if schedule == "constant":
-        values = (100, 1e-3, 1e-2, 0.1) if by_row else (10, 3e-3, 1e-2, 0.1)
-    else:
-        values = (100, 4e-3, 4e-2, 0.3) if by_row else (25, 0.016, 0.06, 0.5)
-    return dict(zip(names, values, strict=True))
+        return CONSTANT_ROWS if by_row else CONSTANT_PATIENTS
+    if by_row:
+        return CYCLE_ROWS
+    share = min(1.0, (RATE_PATIENTS / units) ** 0.5)
+    return Rates(*(share * rate for rate in CYCLE_PATIENTS))
+
+
+def default_batch_size(schedule: str, by_row: bool) -> int:
+    """Return how many rows or patients a step takes."""
+    return 100 if by_row else 10 if schedule == "constant" else 25
 
 
 @dataclass(frozen=True)
@@ -43,10 +61,10 @@ class FitOptions:
             these grow with the square root of their number. For constant rates 200, or more if these have fewer than
             3,000 steps.
         batch_size: rows per step, or patients per step if the schema has an instance column.
-        learning_rate: learning rate of Adam for the networks.
+        learning_rate: learning rate of Adam for the networks; None for one that suits the schedule and the table.
         fast_learning_rate: learning rate of Adam for kernel parameters, inducing inputs and noise variances, which are
-            on the log scale.
-        natural_rate: step size of the natural gradient of q(v), above 0 and at most 1.
+            on the log scale; None in the same way.
+        natural_rate: step size of the natural gradient of q(v), above 0 and at most 1; None in the same way.
         schedule: "cycle": all rates rise over the first 15% of the planned steps and fall along a cosine to 1% at the
             end, so that few steps suffice; or "constant" rates.
         start: "factors": decoder, encoder and noise start from a linear factor model of the Gaussian measurements, if
@@ -82,9 +100,9 @@ class FitOptions:
 
     max_epochs: int | None = None
     batch_size: int = 100
-    learning_rate: float = 1e-3
-    fast_learning_rate: float = 1e-2
-    natural_rate: float = 0.1
+    learning_rate: float | None = None
+    fast_learning_rate: float | None = None
+    natural_rate: float | None = None
     schedule: Literal["constant", "cycle"] = "cycle"
     start: Literal["factors", "random"] = "factors"
     patience: int | None = None
@@ -122,17 +140,18 @@ class FitOptions:
         if self.start not in ("factors", "random"):
             raise ValueError(f"start is {self.start!r}; expected 'factors' or 'random'.")
         for name in ("learning_rate", "fast_learning_rate", "latent_weight"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)!r}.")
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be positive, got {value!r}.")
         if not self.masked_loss >= 0:
             raise ValueError(f"masked_loss must not be negative, got {self.masked_loss!r}.")
         if not 0 <= self.encoder_dropout <= 1:
             raise ValueError(f"encoder_dropout must lie in [0, 1], got {self.encoder_dropout!r}.")
-        if not 0 < self.natural_rate <= 1:
+        if self.natural_rate is not None and not 0 < self.natural_rate <= 1:
             raise ValueError(f"natural_rate must lie in (0, 1], got {self.natural_rate!r}.")
 
-    def resolved(self, units: int) -> FitOptions:
-        """Return the options with epochs, patience and validation set: where they are None, by the number of units."""
+    def resolved(self, units: int, by_row: bool = True) -> FitOptions:
+        """Return the options with rates, epochs, patience and validation set: where they are None, by the table."""
         steps, cycle = -(-units // min(units, self.batch_size)), self.schedule == "cycle"
         if cycle:
             epochs = max(1, round(CYCLE_STEPS * (units / CYCLE_UNITS) ** 0.5 / steps))
@@ -141,9 +160,19 @@ class FitOptions:
         epochs = self.max_epochs or epochs
         patience = epochs if cycle else max(DEFAULT_PATIENCE, -(-MIN_PATIENCE_STEPS // steps))
         every = max(1, epochs // CYCLE_VALIDATIONS) if cycle and self.patience is None else 1
+        rates = default_rates(self.schedule, units, by_row)
         return replace(
-            self, max_epochs=epochs, patience=self.patience or patience, validate_every=self.validate_every or every
-        )
+            self, max_epochs=epochs, patience=self.patience or patience, validate_every=self.validate_every or every,
+            learning_rate=self.learning_rate or rates.learning_rate,
+            fast_learning_rate=self.fast_learning_rate or rates.fast_learning_rate,
+            natural_rate=self.natural_rate or rates.natural_rate,
+        )  # fmt: skip
+
+    @property
+    def rates(self) -> Rates:
+        """The rates of resolved options; those of constant rates for rows where they are None."""
+        given = (self.learning_rate, self.fast_learning_rate, self.natural_rate)
+        return Rates(*(rate or default for rate, default in zip(given, CONSTANT_ROWS, strict=True)))
 
     @property
     def draws(self) -> int:

@@ -45,12 +45,12 @@ class Step:
         self.bound = bound
         capture = captures(vae, options, device, team)
         self.optimiser = _optimiser(vae, options, units, capturable=capture)
-        self.natural_rate: float | Tensor = options.natural_rate
+        self.rates = options.rates
+        self.natural_rate: float | Tensor = self.rates.natural_rate
         if capture and options.schedule != "constant":  # a graph reads rates that change from tensors
-            self.natural_rate = torch.tensor(options.natural_rate, dtype=torch.float64, device=device)
+            self.natural_rate = torch.tensor(self.rates.natural_rate, dtype=torch.float64, device=device)
             for group in self.optimiser.param_groups:
                 group["lr"] = torch.tensor(group["lr"], device=device)
-        self._rates = [options.learning_rate, options.learning_rate, options.fast_learning_rate]
         self.take: TakesBatch = self._take
         if capture:
             steps = -(-units // options.batch_size)
@@ -62,15 +62,16 @@ class Step:
 
     def set_rates(self, factor: float) -> None:
         """Set all rates to the options' times a factor."""
-        for group, rate in zip(self.optimiser.param_groups, self._rates, strict=True):
+        networks, fast, natural = self.rates
+        for group, rate in zip(self.optimiser.param_groups, (networks, networks, fast), strict=True):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate * factor)
             else:
                 group["lr"] = rate * factor
         if isinstance(self.natural_rate, Tensor):
-            self.natural_rate.fill_(self.options.natural_rate * factor)
+            self.natural_rate.fill_(natural * factor)
         else:
-            self.natural_rate = self.options.natural_rate * factor
+            self.natural_rate = natural * factor
 
     def _take(self, indexed: TrainingBatch | IndexedBatch, weight: float | Tensor) -> Tensor:
         options, training_batch = self.options, indexed.gather()
@@ -156,9 +157,9 @@ def _optimiser(vae: ConditionalVAE, options: FitOptions, units: int, capturable:
     decay = POSTERIOR_DECAY / units if options.masked_loss else 0.0
     return torch.optim.AdamW(
         [
-            {"params": networks, "lr": options.learning_rate},
-            {"params": posterior, "lr": options.learning_rate, "weight_decay": decay},
-            {"params": fast, "lr": options.fast_learning_rate},
+            {"params": networks, "lr": options.rates.learning_rate},
+            {"params": posterior, "lr": options.rates.learning_rate, "weight_decay": decay},
+            {"params": fast, "lr": options.rates.fast_learning_rate},
         ],
         weight_decay=0.0,
         fused=True,

@@ -50,7 +50,7 @@ class Trainer:
         checkpoint: Checkpoint | None = None,
     ) -> None:  # fmt: skip
         self.vae, self.train, self.validation, self.checkpoint = vae, train, validation, checkpoint
-        self.team, self.options = train.team, options.resolved(train.units)
+        self.team, self.options = train.team, options.resolved(train.units, train.by_row)
         self.step = Step(vae, self.options, train.units, train.length, train.device, self.team)
         self.state = State(sums=torch.zeros(len(TERMS), dtype=torch.float64, device=train.device))
         if checkpoint is not None:

@@ -158,3 +158,19 @@ def test_the_start_is_an_option_and_the_same_for_the_same_seed():
     assert first > other
     with pytest.raises(ValueError, match="start is 'zero'; expected 'factors' or 'random'"):
         FitOptions(start="zero")
+
+
+def test_deviations_from_patients_averages_have_the_variance_of_single_visits():
+    rng = np.random.default_rng(3)
+    table = pd.DataFrame({"a": rng.normal(size=7), "id": [0, 0, 1, 1, 1, 2, 2]})
+    table.loc[6, "a"] = np.nan  # the last patient has one value, which deviates from nothing
+    vae, encoded = assembled(
+        GPPriorVAE(Schema(["a"], {"id2": "continuous"}, instance="id")), table.assign(id2=np.arange(7.0))
+    )
+    batch = _batch(vae, encoded)
+    deviation, mask = start._within_patients(batch.y.double() * batch.y_mask, batch.y_mask.double(), batch)
+    np.testing.assert_array_equal(mask[:, 0], [1, 1, 1, 1, 1, 0, 0])
+    for rows in (slice(0, 2), slice(2, 5)):
+        own = batch.y[rows, 0].double()
+        np.testing.assert_allclose(deviation[rows, 0].square().mean(), own.var(), rtol=1e-8)
+    assert not deviation[5:].any()

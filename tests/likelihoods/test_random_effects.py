@@ -216,7 +216,7 @@ def test_random_effects_without_variance_change_nothing(monkeypatch):
         vae.random_effects.raw.fill_(-60.0)
     without = terms()
     monkeypatch.setattr(
-        RandomIntercepts, "gain", lambda self, location, batch, noise, fixed_part, factor: torch.zeros(1, 10)
+        RandomIntercepts, "gain", lambda self, location, batch, noise, fixed_part, factorisation: torch.zeros(1, 10)
     )
     assert without == pytest.approx(terms(), rel=1e-5)
     assert abs(with_effects["reconstruction"] - without["reconstruction"]) > 1.0

@@ -108,8 +108,8 @@ def bound(
     if importance or vae.missingness is not None:
         terms = weighted(vae, batch, eps, q_x)
     else:
-        factor = vae.factorise_effects(batch)
-        q_z = vae.latents(batch, eps.dropped_y, factor)
+        factorisation = vae.factorise_effects(batch)
+        q_z = vae.latents(batch, eps.dropped_y, factorisation)
         scenarios = plan.scenarios(q_x, batch, vae.space, eps)
         kl_covariates = batch.scale * vae.covariate_prior.kl(q_x, scenarios, batch)
         prior = vae.prior.kl(scenarios, batch, q_z, q_x)
@@ -126,7 +126,7 @@ def bound(
                 # The model takes random effects of different measurements for independent. They are not, and the
                 # gradient of q(x_u) would count the same evidence several times: it is cut here.
                 fixed_part = vae.fixed_part(batch, q_x.detach())
-                gain = vae.random_effects.gain(*vae.likelihood.gaussian_part(outputs, batch), fixed_part, factor)
+                gain = vae.random_effects.gain(*vae.likelihood.gaussian_part(outputs, batch), fixed_part, factorisation)
                 reconstruction = reconstruction + gain.mean(0).sum()
                 inducing = inducing + vae.random_effects.kl()
         terms = Terms(batch.scale * reconstruction, prior.latent, inducing, kl_covariates, prior.statistics)

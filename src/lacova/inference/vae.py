@@ -21,7 +21,7 @@ from lacova.data.table import Table
 from lacova.likelihoods.fixed_effects import FixedPart
 from lacova.likelihoods.likelihood import Likelihood
 from lacova.likelihoods.missingness import Missingness
-from lacova.likelihoods.random_effects import Factor, RandomIntercepts
+from lacova.likelihoods.random_effects import Factorisation, RandomIntercepts
 from lacova.nn.latents import Latents
 from lacova.nn.networks import Networks
 from lacova.priors.base import LatentPrior
@@ -125,12 +125,14 @@ class ConditionalVAE(nn.Module):
         """Return mean and variance of q(z_i) of each row (N̂×L each)."""
         return self.latents(batch)[:2]
 
-    def latents(self, batch: Batch, hidden: Tensor | None = None, factor: Factor | None = None) -> Latents:
+    def latents(
+        self, batch: Batch, hidden: Tensor | None = None, factorisation: Factorisation | None = None
+    ) -> Latents:
         """Return q(Z) of the rows.
 
         `hidden` measurements (N̂×D) do not enter the encoder, unless all those of a row are hidden. Where patients have
-        random effects, the encoder sees their expectation, and the measurements less that expectation; `factor` is
-        that of the random effects for this batch, if it has been computed.
+        random effects, the encoder sees their expectation, and the measurements less that expectation. `factorisation`
+        is that of the random effects for this batch, if it has been computed.
         """
         if hidden is not None:
             shown = batch.y_mask & ~hidden
@@ -141,8 +143,8 @@ class ConditionalVAE(nn.Module):
             with torch.no_grad():
                 prior = None if batch.conditional_prior is None else batch.conditional_prior.distribution
                 gaussian = self.likelihood.gaussian_part(zeros, batch)
-                factor = factor if hidden is None else None
-                effects = self.random_effects.expect(*gaussian, self.fixed_part(batch, prior), factor)
+                factorisation = factorisation if hidden is None else None
+                effects = self.random_effects.expect(*gaussian, self.fixed_part(batch, prior), factorisation)
             features = torch.cat([features, effects], dim=1)
             y = self.likelihood.subtract_from_gaussian(y, effects)
         latents = getattr(self.encoder, "latents", None)  # an encoder that couples rows
@@ -151,7 +153,7 @@ class ConditionalVAE(nn.Module):
             return coupled
         return Latents(*self.encoder(y, batch.y_mask, features))
 
-    def factorise_effects(self, batch: Batch) -> Factor | None:
+    def factorise_effects(self, batch: Batch) -> Factorisation | None:
         """Return what the terms of the random effects share in one batch; None if they share nothing."""
         if self.random_effects is None:
             return None

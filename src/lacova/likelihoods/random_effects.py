@@ -30,7 +30,7 @@ class EffectDraws(NamedTuple):
     drawn: Tensor
 
 
-class Factor(NamedTuple):
+class Factorisation(NamedTuple):
     """The covariance of drifting effects in one batch.
 
     Attributes:
@@ -66,13 +66,13 @@ class RandomIntercepts(nn.Module):
         """Return the KL divergence of the fixed effects' coefficients, once for the whole table."""
         return 0.0 if self.fixed_effects is None else self.fixed_effects.kl()
 
-    def factorise(self, batch: Batch, noise: Tensor) -> Factor | None:
+    def factorise(self, batch: Batch, noise: Tensor) -> Factorisation | None:
         """Return what `gain` and `expect` share, where they need a factorisation."""
         return None
 
     def gain(
         self, location: Tensor, batch: Batch, noise: Tensor, fixed_part: FixedPart | None = None,
-        factor: Factor | None = None,
+        factorisation: Factorisation | None = None,
     ) -> Tensor:  # fmt: skip
         """Return E log p(y_o | location, wᵀc) of each patient (…×P), less log p(y_o | location) without random effects.
 
@@ -84,7 +84,7 @@ class RandomIntercepts(nn.Module):
             batch: the rows, with their patients.
             noise: σ² (D,).
             fixed_part: wᵀc at each row; None for 0.
-            factor: that of `factorise` for this batch, if it has been computed.
+            factorisation: that of `factorise` for this batch, if it has been computed.
         """
         mean = 0.0 if fixed_part is None else fixed_part.mean
         count, total = _sums(location + mean, batch)
@@ -99,7 +99,7 @@ class RandomIntercepts(nn.Module):
 
     def expect(
         self, location: Tensor, batch: Batch, noise: Tensor, fixed_part: FixedPart | None = None,
-        factor: Factor | None = None,
+        factorisation: Factorisation | None = None,
     ) -> Tensor:  # fmt: skip
         """Return E b at each row (…×N̂×D) given all observed measurements: the fixed part and shrunk residuals.
 
@@ -158,16 +158,16 @@ class DriftingIntercepts(RandomIntercepts):
         """Start ω_d² from these variances (D,)."""
         self.raw_drift.copy_(variance.clamp_min(MIN_VARIANCE).log())
 
-    def factorise(self, batch: Batch, noise: Tensor) -> Factor:
+    def factorise(self, batch: Batch, noise: Tensor) -> Factorisation:
         k = self._covariance(batch, batch.blocks, batch.y.dtype)
-        return Factor(k, *self._whitener(k, batch, batch.blocks, noise.to(k.dtype)))
+        return Factorisation(k, *self._whitener(k, batch, batch.blocks, noise.to(k.dtype)))
 
     def gain(
         self, location: Tensor, batch: Batch, noise: Tensor, fixed_part: FixedPart | None = None,
-        factor: Factor | None = None,
+        factorisation: Factorisation | None = None,
     ) -> Tensor:  # fmt: skip
         """Return the same as `RandomIntercepts.gain`, with C = σ²I + K, in the precision of y."""
-        _, observed, root = self.factorise(batch, noise) if factor is None else factor
+        _, observed, root = self.factorise(batch, noise) if factorisation is None else factorisation
         independent = ((batch.y - location).square() * batch.y_mask / noise).sum(-1)  # …×N̂
         r = _residuals(location + (0.0 if fixed_part is None else fixed_part.mean), batch, batch.blocks, observed)
         correlated = torch.einsum("dpij,...dpj->...dpi", root, r).square().sum(-1)
@@ -180,10 +180,10 @@ class DriftingIntercepts(RandomIntercepts):
 
     def expect(
         self, location: Tensor, batch: Batch, noise: Tensor, fixed_part: FixedPart | None = None,
-        factor: Factor | None = None,
+        factorisation: Factorisation | None = None,
     ) -> Tensor:  # fmt: skip
         blocks, mean = batch.blocks, 0.0 if fixed_part is None else fixed_part.mean
-        k, observed, root = self.factorise(batch, noise) if factor is None else factor
+        k, observed, root = self.factorise(batch, noise) if factorisation is None else factorisation
         white = torch.einsum("dpij,...dpj->...dpi", root, _residuals(location + mean, batch, blocks, observed))
         weight = torch.einsum("dpji,...dpj->...dpi", root, white) * observed
         return mean + _at_rows(torch.einsum("dpij,...dpj->...dpi", k, weight), batch, blocks)

@@ -71,6 +71,9 @@ class StaticRegression(nn.Module):
     of_y: Tensor
     of_x: Tensor
     at: Tensor
+    number_columns: Tensor
+    category_columns: Tensor
+    level_outputs: Tensor
 
     def __init__(self, space: CovariateSpace, measurements: MeasurementSpace, time: int | None) -> None:
         super().__init__()
@@ -81,6 +84,13 @@ class StaticRegression(nn.Module):
         self.register_buffer("of_y", torch.tensor(measurements.owners), persistent=False)
         self.register_buffer("of_x", torch.tensor([q for _, q in others], dtype=torch.long), persistent=False)
         self.register_buffer("at", torch.tensor([at for at, _ in others], dtype=torch.long), persistent=False)
+        self.register_buffer("number_columns", torch.tensor(self.numbers, dtype=torch.long), persistent=False)
+        self.register_buffer("category_columns", torch.tensor(self.categories, dtype=torch.long), persistent=False)
+        first = len(self.numbers)
+        level_outputs = torch.full((len(self.categories), space.max_levels), -1)  # output of each level, -1 for none
+        for row, q in zip(level_outputs, self.categories, strict=True):
+            row[: space.levels[q]] = torch.arange(first, first := first + space.levels[q])
+        self.register_buffer("level_outputs", level_outputs, persistent=False)
         width = len(self.of_y) + len(self.of_x)
         outputs = len(self.numbers) + sum(space.levels[q] for q in self.categories)
         self.register_buffer("centre", torch.zeros(width))
@@ -138,18 +148,17 @@ class StaticRegression(nn.Module):
         omega = share @ self.weight.square() / self.looked
         logits = (h @ self.weight + omega * self.bias)[batch.patient]  # aᵀh + ωb
         precision = (omega[:, : len(self.numbers)] * self.precision)[batch.patient]  # ωJ
-        mean, var, log_prob = prior.mean.clone(), prior.var.clone(), prior.log_prob.clone()
-        for at, q in enumerate(self.numbers):
-            ratio = 1.0 + precision[:, at] * prior.var[:, q]  # prior variance over posterior variance
-            mean[:, q] = (prior.mean[:, q] + prior.var[:, q] * logits[:, at]) / ratio
-            var[:, q] = prior.var[:, q] / ratio
-        at = len(self.numbers)
-        for q in self.categories:
-            width = self.space.levels[q]
-            log_prob[:, q, :width] = torch.log_softmax(
-                prior.log_prob[:, q, :width] + logits[:, at : at + width], dim=-1
-            )
-            at += width
+        mean, var, log_prob = prior.mean, prior.var, prior.log_prob
+        if self.numbers:
+            at, columns = len(self.numbers), self.number_columns
+            old = mean[:, columns], var[:, columns]
+            ratio = 1.0 + precision * old[1]  # prior variance over posterior variance
+            mean = mean.index_copy(1, columns, (old[0] + old[1] * logits[:, :at]) / ratio)
+            var = var.index_copy(1, columns, old[1] / ratio)
+        if self.categories:
+            columns, outputs = self.category_columns, self.level_outputs
+            own = torch.where(outputs >= 0, logits[:, outputs.clamp_min(0).flatten()].unflatten(1, outputs.shape), 0.0)
+            log_prob = log_prob.index_copy(1, columns, torch.log_softmax(log_prob[:, columns] + own, dim=-1))
         return FactorisedDistribution(mean, var, log_prob)
 
     def _averages(self, batch: Batch) -> tuple[Tensor, Tensor]:

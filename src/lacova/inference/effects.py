@@ -9,7 +9,7 @@ are drawn jointly, given all measurements of the row's patient.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from lacova.data.labels import among
 from lacova.data.table import Table
 from lacova.data.table_encoder import TableEncoder
 from lacova.inference.draws import chunks
+from lacova.inference.ensemble import interleave
 from lacova.inference.long_form import gather, long_form, summary
 from lacova.inference.unmeasured import history_of
 from lacova.inference.vae import ConditionalVAE
@@ -51,7 +52,7 @@ class Effects(NamedTuple, Generic[Frame]):
     known: Frame
 
 
-class _EffectDraws(NamedTuple):
+class EffectDraws(NamedTuple):
     """Draws of effects at some rows (draws×n×D each).
 
     Attributes:
@@ -68,8 +69,8 @@ class _EffectDraws(NamedTuple):
 
 
 def measure(
-    vae: ConditionalVAE, encoder: TableEncoder, frame: pd.DataFrame, table: Table, names: tuple[str, ...], draws: int,
-    interval: float, generator: torch.Generator, trained: Container[Any],
+    vae: ConditionalVAE, encoder: TableEncoder, frame: pd.DataFrame, table: Table, names: tuple[str, ...],
+    interval: float, parts: Iterable[EffectDraws],
 ) -> Effects[pd.DataFrame]:  # fmt: skip
     """Return the effects of the components called `names` at every row of the table.
 
@@ -79,16 +80,14 @@ def measure(
         frame: the caller's rows.
         table: the same, encoded.
         names: names of the components.
-        draws: draws of everything that is unknown.
         interval: the central interval, such as 0.9.
-        generator: source of random numbers.
-        trained: instance labels whose history is in the GP's posterior already.
+        parts: draws of the effects, by `effect_draws`.
     """
     summaries, variances, moments = [], _RowVariance(), Moments(encoder, vae.likelihood)
     noise_variance = torch.zeros(len(moments.names), dtype=torch.float64)
     if vae.random_effects is not None:
         names = (*names, PATIENT_EFFECT)
-    for part in _draws(vae, moments, table, draws, generator, trained):
+    for part in parts:
         effects = torch.stack(part.components, dim=2)  # draws×n×R×D
         summaries.append((part.rows, summary(effects, interval) | {"sd": effects.std(0, correction=0).cpu()}))
         variances.add(torch.cat([effects, part.latent_noise[:, :, None]], dim=2))
@@ -101,6 +100,14 @@ def measure(
     shares = _by_component((*names, LATENT_NOISE, OBSERVATION_NOISE), variance / total, moments.names)
     known = _by_component(names, variances.of_mean()[: len(names)] / total, moments.names)
     return Effects(rows, shares, known)
+
+
+def merge_effects(parts: Sequence[EffectDraws], draws: int) -> EffectDraws:
+    """Join the draws of several members at the same rows, `draws` in all."""
+    components = [interleave(values, draws) for values in zip(*(part.components for part in parts), strict=True)]
+    latent_noise = interleave([part.latent_noise for part in parts], draws)
+    noise_variance = torch.stack([part.noise_variance for part in parts]).mean(0)
+    return EffectDraws(parts[0].rows, components, latent_noise, noise_variance)
 
 
 def _by_component(components: tuple[str, ...], values: Tensor, names: tuple[str, ...]) -> pd.DataFrame:
@@ -143,11 +150,21 @@ class _RowVariance:
 
 
 @torch.no_grad()
-def _draws(
-    vae: ConditionalVAE, moments: Moments, table: Table, draws: int, generator: torch.Generator, trained: Container[Any]
-) -> Iterator[_EffectDraws]:
-    """Draw effects of all rows, some patients at a time. The arguments are those of `measure`."""
-    prior = vae.prior
+def effect_draws(
+    vae: ConditionalVAE, encoder: TableEncoder, table: Table, draws: int, generator: torch.Generator,
+    trained: Container[Any],
+) -> Iterator[EffectDraws]:  # fmt: skip
+    """Draw effects of all rows, some patients at a time.
+
+    Args:
+        vae: the trained model, with a GP prior.
+        encoder: units, levels and scales of the measurements.
+        table: the rows, encoded.
+        draws: draws of everything that is unknown.
+        generator: source of random numbers.
+        trained: instance labels whose history is in the GP's posterior already.
+    """
+    prior, moments = vae.prior, Moments(encoder, vae.likelihood)
     assert isinstance(prior, GPPrior)
     count = len(prior.kernel.components)
     in_posterior = torch.as_tensor(among(table.labels, trained))
@@ -171,7 +188,7 @@ def _draws(
         if vae.random_effects is not None:
             effects.append(mean - moments(_decode(vae, z, x) + sum(fixed.values()))[0])
         latent_noise = mean - moments(_decode(vae, z - noise, x) + random_effects)[0]
-        yield _EffectDraws(rows, effects, latent_noise, var.mean(0).sum(0))
+        yield EffectDraws(rows, effects, latent_noise, var.mean(0).sum(0))
 
 
 def _random_effects(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -13,11 +13,9 @@ from torch import Tensor
 
 from lacova.data.kinds import values_of
 from lacova.data.scaling import Floats
-from lacova.data.table import Table
 from lacova.data.table_encoder import TableEncoder
 from lacova.inference.draws import Draws
 from lacova.inference.metrics import covered, crps, gaussian_nll
-from lacova.inference.predict import predictive_draws
 from lacova.inference.vae import ConditionalVAE
 
 COVERAGES = {"coverage50": 0.5, "coverage90": 0.9, "coverage95": 0.95}
@@ -30,23 +28,6 @@ class DrawsAndTruth(NamedTuple):
     draws: Draws
     y: Tensor
     mask: Tensor
-
-
-@torch.no_grad()
-def predictions(
-    vae: ConditionalVAE, parts: Iterable[tuple[Table, torch.Generator]], draws: int
-) -> Iterator[DrawsAndTruth]:
-    """Predict every row of some tables from its covariates alone; all its observed measurements count.
-
-    Args:
-        vae: the trained model.
-        parts: tables, each with its random generator.
-        draws: draws of each row.
-    """
-    for table, generator in parts:
-        everything = torch.ones(len(table), dtype=torch.bool)
-        for part in predictive_draws(vae, table, everything, draws, generator):
-            yield DrawsAndTruth(part, table.y[part.rows], table.y_mask[part.rows])
 
 
 @torch.no_grad()

@@ -63,6 +63,7 @@ class Model(Inference, ABC):
         interrupted: whether Ctrl-C ended training.
         options: the `FitOptions` of the last `fit`.
         vae: the trained torch module, `lacova.inference.vae.ConditionalVAE`; None before `fit`.
+        members: further modules of the same kind, over which draws are spread, where `fit` has `members` above 1.
         encoder: how tables become tensors, `lacova.data.table_encoder.TableEncoder`; None before `fit`.
         fill: what fills gaps in X before the model sees them; None where the model infers them.
         training_instances: the labels of the training instances, or their fingerprints.
@@ -107,6 +108,7 @@ class Model(Inference, ABC):
         self.encoder: TableEncoder | None = None
         self.fill: Fill | None = None
         self.vae: ConditionalVAE | None = None
+        self.members: tuple[ConditionalVAE, ...] = ()
         self.training_instances: frozenset[Any] | Fingerprints = frozenset()
         self.options = FitOptions()
         self.training: pd.DataFrame | None = None
@@ -191,8 +193,9 @@ class Model(Inference, ABC):
             fitted, outcome = job(SINGLE, resolve_device(device))
         else:
             fitted, outcome = launch(job, devices, nodes, device)
-            fitted.vae.to(resolve_device(device))
-        self.encoder, self.fill, self.training_instances, self.vae = fitted
+            for vae in (fitted.vae, *fitted.members):
+                vae.to(resolve_device(device))
+        self.encoder, self.fill, self.training_instances, self.vae, self.members = fitted
         self.options = settings
         self.training = pd.DataFrame(outcome.records, columns=None if outcome.records else ["epoch"])
         self.interrupted, self._written_by = outcome.interrupted is not None, None
@@ -259,6 +262,8 @@ class Model(Inference, ABC):
         else:
             lines["parameters"] = f"{sum(p.numel() for p in self.vae.parameters()):,}"
             lines["device"] = str(self.vae.device)
+            if self.members:
+                lines["members"] = f"{len(self.members)}, each on a bootstrap sample"
             lines["trained"] = f"less than an epoch, seed {self.options.seed}"
             kind, name = ("validation bound", "validation") if "validation" in self.training else ("bound", "elbo")
             for last in self.training.get(name, pd.Series(dtype=float)).dropna().tail(1):

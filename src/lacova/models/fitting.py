@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from lacova.nn.threads import suitable_threads
 from lacova.training.checkpoint import Checkpoint
 from lacova.training.distributed import Team
 from lacova.training.loader import Loader, TableLoader
+from lacova.training.members import train_member
 from lacova.training.options import FitOptions
 from lacova.training.start import start_from_factors
 from lacova.training.stream import StreamLoader
@@ -40,6 +41,7 @@ class FittedParts(NamedTuple):
     fill: Fill | None
     trained: frozenset[Any] | Fingerprints
     vae: ConditionalVAE
+    members: tuple[ConditionalVAE, ...] = ()
 
 
 class TrainingData(NamedTuple):
@@ -58,7 +60,7 @@ def fit_process(
     checkpoint: tuple[str | os.PathLike[str], int, bool] | None, team: Team, device: torch.device,
 ) -> tuple[FittedParts, Outcome]:  # fmt: skip
     """Fit in this process; the model itself stays as it was."""
-    file = Checkpoint(*checkpoint, identity(model)) if checkpoint is not None and team.main else None
+    files = _checkpoints(model, checkpoint, options) if team.main else [None] * (options.members + 1)
     with suitable_threads(model.networks.parallel):
         data = read_training_data(model, train, validation, options, device, team)
         with torch.random.fork_rng(devices=[]):
@@ -67,8 +69,44 @@ def fit_process(
             if options.start == "factors":
                 start_from_factors(vae, data.table, options.seed)
         vae.to(device)
-        outcome = Trainer(vae, data.train, data.validation, options, file).run()
-    return FittedParts(data.encoder, data.fill, data.trained, vae), outcome
+        outcome = Trainer(vae, data.train, data.validation, options, files[0]).run()
+        members, outcome = _members(vae, data.train, options, files, outcome)
+    return FittedParts(data.encoder, data.fill, data.trained, vae, members), outcome
+
+
+def _members(
+    vae: ConditionalVAE, train: Loader, options: FitOptions, files: Sequence[Checkpoint | None], outcome: Outcome
+) -> tuple[tuple[ConditionalVAE, ...], Outcome]:
+    """Return the members of an ensemble, if there are to be any; those that are complete where Ctrl-C ends training."""
+    members: list[ConditionalVAE] = []
+    if options.members == 1 or outcome.interrupted is not None:
+        return (), outcome
+    assert isinstance(train, TableLoader)
+    try:
+        for number in range(1, options.members + 1):
+            member, own = train_member(vae, train, options, number, files[number])
+            if own.interrupted is not None:
+                raise KeyboardInterrupt
+            members.append(member)
+    except KeyboardInterrupt:
+        done = f"training was interrupted after {len(members)} of {options.members} members, which the model has."
+        return tuple(members), Outcome(outcome.records, done)
+    for file in files:
+        if file is not None:
+            file.end(all_done=True)
+    return tuple(members), outcome
+
+
+def _checkpoints(
+    model: Storable, checkpoint: tuple[str | os.PathLike[str], int, bool] | None, options: FitOptions
+) -> list[Checkpoint | None]:
+    """Return the file of the fit and, where there are to be members, a file for each of them beside it."""
+    if checkpoint is None:
+        return [None] * (options.members + 1)
+    path, every, keep = checkpoint
+    several = options.members > 1
+    paths = [path, *(f"{os.fspath(path)}.member{k + 1}" for k in range(options.members if several else 0))]
+    return [Checkpoint(one, every, keep, identity(model), part_of_several=several) for one in paths]
 
 
 def read_training_data(
@@ -77,6 +115,11 @@ def read_training_data(
     """Read the rows, once if they do not fit memory, and learn from them what comes before the networks."""
     schema = model.schema
     data = opened(train, schema.instance, schema.columns)
+    if isinstance(data, Source) and options.members > 1:
+        raise ValueError(
+            f"members={options.members} resamples rows in memory, but the training rows are a file or a dataset: "
+            "leave members out, or fit to a DataFrame."
+        )
     first_pass: Survey | None = None
     if isinstance(data, Source):
         first_pass = survey(data, schema, options.seed)

@@ -11,7 +11,8 @@ from lacova.data.io.dataframes import Frame, to_pandas
 from lacova.data.registry import register, registered
 from lacova.data.schema import Schema
 from lacova.data.table_encoder import TableEncoder
-from lacova.inference.effects import Effects, measure
+from lacova.inference.effects import Effects, effect_draws, measure, merge_effects
+from lacova.inference.ensemble import spread
 from lacova.models.base import Model
 from lacova.models.checks import check_interval, in_memory, whole_number
 from lacova.models.inference import MEAN_DRAWS
@@ -132,9 +133,15 @@ class GPPriorVAE(Model):
         frame, origin = to_pandas(in_memory(data, "effects"), self.schema.columns)
         table = self.encode(frame, measurements=any(name in frame for name in self.schema.measurements))
         names = tuple(component.formula(self.schema) for component in self.components)
-        tables = measure(
-            vae, encoder, frame, table, names, draws, interval, self._generator(seed), self.training_instances
-        )
+        parts = spread(
+            self.draw_from, draws,
+            lambda k, each: effect_draws(
+                self.draw_from[k], encoder, self._condition_by(k, table), each, self._generator(seed, k),
+                self.training_instances,
+            ),
+            lambda own: merge_effects(own, draws),
+        )  # fmt: skip
+        tables = measure(vae, encoder, frame, table, names, interval, parts)
         return Effects(*map(origin.table, tables))
 
     def _described(self) -> dict[str, str]:

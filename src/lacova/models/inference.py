@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, cast, overload
 
@@ -23,11 +24,12 @@ from lacova.data.schema import Schema
 from lacova.data.table import Table
 from lacova.data.table_encoder import TableEncoder
 from lacova.inference.draws import Draws, chunks
+from lacova.inference.ensemble import merge_draws, spread
 from lacova.inference.filtering import beside_observed, only_earlier_values, visit_numbers
 from lacova.inference.impute import imputation_draws, weighted_draws
 from lacova.inference.objective import elbo, log_likelihood
 from lacova.inference.predict import paired_draws, predictive_draws
-from lacova.inference.score import by_column, overall, predictions
+from lacova.inference.score import DrawsAndTruth, by_column, overall
 from lacova.inference.summaries import completed, completed_draws, predicted, predicted_draws, summarise
 from lacova.inference.vae import ConditionalVAE
 from lacova.inference.what_if import WhatIf, compare, encode_setting, from_text
@@ -53,6 +55,7 @@ class Inference:
     encoder: TableEncoder | None
     fill: Fill | None
     vae: ConditionalVAE | None
+    members: tuple[ConditionalVAE, ...]
     training_instances: frozenset[Any] | Fingerprints
     options: FitOptions
 
@@ -116,10 +119,14 @@ class Inference:
         self, table: Table, count: int, seed: int, independent_noise: bool = False, resample: bool = True
     ) -> Iterable[Draws]:
         """Draw every row of an encoded table; where draws are weighted, with weights unless they are resampled."""
-        vae = self.fitted()[1]
-        if self._weights_draws(vae):
-            return weighted_draws(vae, table, count, self._generator(seed), independent_noise, resample)
-        return imputation_draws(vae, table, count, self._generator(seed), self.training_instances, independent_noise)
+
+        def draw(k: int, count: int) -> Iterable[Draws]:
+            vae, own, generator = self.draw_from[k], self._condition_by(k, table), self._generator(seed, k)
+            if self._weights_draws(vae):
+                return weighted_draws(vae, own, count, generator, independent_noise, resample)
+            return imputation_draws(vae, own, count, generator, self.training_instances, independent_noise)
+
+        return self._spread(draw, count)
 
     def _weights_draws(self, vae: ConditionalVAE) -> bool:
         """Return whether imputation weights draws: as training did, unless z of a row depends on that of others."""
@@ -247,9 +254,17 @@ class Inference:
         frame, origin = to_pandas(in_memory(data, "what_if"), self._input_columns)
         table, new = self.encode_with_history(frame, history)
         setting = encode_setting(encoder, frame, changes)
-        pairs = paired_draws(
-            vae, table, new, setting, whole_number(draws), self._generator(seed), self.training_instances
-        )
+        draws = whole_number(draws)
+
+        def draw(k: int, each: int) -> Iterable[tuple[Draws, Draws]]:
+            own, generator = self._condition_by(k, table), self._generator(seed, k)
+            return paired_draws(self.draw_from[k], own, new, setting, each, generator, self.training_instances)
+
+        def merge(parts: Sequence[tuple[Draws, Draws]]) -> tuple[Draws, Draws]:
+            as_is, set_to = (merge_draws(side, draws, encoder.space) for side in zip(*parts, strict=True))
+            return as_is, set_to
+
+        pairs = spread(self.draw_from, draws, draw, merge)
         answer = compare(encoder, Moments(encoder, vae.likelihood), frame, pairs, interval, keep_draws)
         kept = None if answer.draws is None else origin.table(answer.draws)
         return WhatIf(origin.table(answer.rows), origin.table(answer.average), kept)
@@ -280,7 +295,7 @@ class Inference:
             and whether it lay `inside`. A category has a line for each level, `<measurement>_p_<level>`: 1 if it was
             observed and else 0, and as `mean` its probability; without an interval.
         """
-        encoder, vae = self.fitted()
+        encoder, _ = self.fitted()
         interval, draws = check_interval(interval), whole_number(draws)
         frame, origin = to_pandas(in_memory(data, "filter"), self.schema.columns)
         encoder.require(frame)
@@ -290,9 +305,7 @@ class Inference:
             rows = np.flatnonzero(number == k)
             known = self._conditioned(only_earlier_values(table, frame, self.schema, number, k))
             new = torch.arange(len(known)) < len(rows)
-            drawn = predictive_draws(
-                vae, known, new, draws, self._generator(seed), self.training_instances, independent_noise
-            )  # fmt: skip
+            drawn = self._predictions(known, new, draws, seed, independent_noise)
             summary = summarise(drawn, len(rows), encoder, interval)
             tables.append(predicted(cast("pd.Index[Any]", pd.Index(rows)), encoder, summary, probabilities=True))
         return origin.table(beside_observed(frame, encoder, pd.concat(tables).sort_index()))
@@ -312,10 +325,13 @@ class Inference:
         no_output_file(out)
         frame, origin = to_pandas(data, self.schema.columns)
         table = self.encode(frame)
-        generator, values = self._generator(seed), torch.empty(len(table), dtype=torch.float64)
-        for rows, batch in chunks(table, whole_number(draws), width=vae.prior.width):
-            value = log_likelihood(vae, batch, draws, generator).double()
-            values[rows] = (value + encoder.log_jacobian(batch.y, batch.y_mask)).cpu()
+        values = torch.full((len(self.draw_from), len(table)), -math.log(len(self.draw_from)), dtype=torch.float64)
+        for k, vae in enumerate(self.draw_from):
+            generator, own = self._generator(seed, k), self._condition_by(k, table)
+            for rows, batch in chunks(own, whole_number(draws), width=vae.prior.width):
+                value = log_likelihood(vae, batch, draws, generator).double()
+                values[k, rows] += (value + encoder.log_jacobian(batch.y, batch.y_mask)).cpu()
+        values = values.logsumexp(0)  # the density of an ensemble is the mean of its members'
         return origin.series(pd.Series(values.numpy(), index=frame.index, name="log_likelihood"))
 
     @overload
@@ -350,11 +366,18 @@ class Inference:
         """Return both answers of `score`, by measurement and over all, from the same predictions."""
         encoder, vae = self.fitted()
         columns = self.schema.columns
-        tables = (
-            (self.encode(part), self._generator(own))
-            for part, own in parts(opened(data, self.schema.instance, columns), seed, columns)
-        )
-        table, rows = by_column(vae, encoder, predictions(vae, tables, whole_number(draws)))
+        draws = whole_number(draws)
+
+        def predictions() -> Iterator[DrawsAndTruth]:
+            """Predict every row from its covariates alone; all its observed measurements count."""
+            for part, own_seed in parts(opened(data, self.schema.instance, columns), seed, columns):
+                own = self.encode(part)
+                for drawn in self._predictions(
+                    own, torch.ones(len(own), dtype=torch.bool), draws, own_seed, trained=()
+                ):
+                    yield DrawsAndTruth(drawn, own.y[drawn.rows], own.y_mask[drawn.rows])
+
+        table, rows = by_column(vae, encoder, predictions())
         return table, overall(table, encoder.scales.spread, rows)
 
     @with_suitable_threads
@@ -406,8 +429,22 @@ class Inference:
             raise NotFittedError(f"this {type(self).__name__} has not been fitted; call fit(train) first.")
         return self.encoder, self.vae
 
-    def _generator(self, seed: int) -> torch.Generator:
-        return torch.Generator(self.fitted()[1].device).manual_seed(seed)
+    @property
+    def draw_from(self) -> tuple[ConditionalVAE, ...]:
+        """The modules that draws are spread over: the members of an ensemble, or the one model."""
+        return self.members or (self.fitted()[1],)
+
+    def _generator(self, seed: int, member: int = 0) -> torch.Generator:
+        return torch.Generator(self.fitted()[1].device).manual_seed(seed + 1_000_003 * member)
+
+    def _condition_by(self, member: int, table: Table) -> Table:
+        """Return a conditioned table with the conditional prior of a member, where members have their own."""
+        own = self.options.prior_every is not None and bool(self.members)
+        return self.draw_from[member].condition(table) if own else table
+
+    def _spread(self, draw: Callable[[int, int], Iterable[Draws]], draws: int) -> Iterator[Draws]:
+        space = self.fitted()[0].space
+        return spread(self.draw_from, draws, draw, lambda parts: merge_draws(parts, draws, space))
 
     @property
     def _input_columns(self) -> list[str]:
@@ -432,10 +469,20 @@ class Inference:
         self, x: pd.DataFrame, history: Any, draws: int, seed: int, independent_noise: bool
     ) -> Iterable[Draws]:
         table, new = self.encode_with_history(x, history)
-        vae = self.fitted()[1]
-        return predictive_draws(
-            vae, table, new, draws, self._generator(seed), self.training_instances, independent_noise
-        )
+        return self._predictions(table, new, draws, seed, independent_noise)
+
+    def _predictions(
+        self, table: Table, new: Tensor, draws: int, seed: int, independent_noise: bool = False,
+        trained: Container[Any] | None = None,
+    ) -> Iterable[Draws]:  # fmt: skip
+        """Draw Y of the `new` rows; `trained` replaces the labels of the training instances."""
+        labels = self.training_instances if trained is None else trained
+
+        def draw(k: int, count: int) -> Iterable[Draws]:
+            own, generator = self._condition_by(k, table), self._generator(seed, k)
+            return predictive_draws(self.draw_from[k], own, new, count, generator, labels, independent_noise)
+
+        return self._spread(draw, draws)
 
     def encode_with_history(self, x: pd.DataFrame, history: Any) -> tuple[Table, Tensor]:
         """Encode rows to predict and, behind them, the history of their instances; return which rows to predict."""

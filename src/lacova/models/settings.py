@@ -48,6 +48,7 @@ class Storable(Blueprint, Protocol):
     encoder: TableEncoder | None
     fill: Fill | None
     vae: ConditionalVAE | None
+    members: tuple[ConditionalVAE, ...]
     training_instances: frozenset[Any] | Fingerprints
     options: FitOptions
 

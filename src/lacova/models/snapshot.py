@@ -58,6 +58,7 @@ def take_apart(model: Storable) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "options": {k: pack(v, f"fit option {k}") for k, v in asdict(model.options).items()},
         "sizes": {"inducing": vae.prior.inducing_count, "covariate prior": vae.covariate_prior.sizes()},
         "training": pack(list(training.columns), "columns of training"),
+        "members": len(model.members),
         "trained": pack(known, f"labels of the instance column {schema.instance!r}"),
     }
     try:
@@ -68,6 +69,8 @@ def take_apart(model: Storable) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not same or packed_settings(again) != document["settings"]:
         raise StorageError("schema and settings cannot be written down: they would not come back as they are.")
     tensors = {f"vae.{name}": value for name, value in vae.state_dict().items()}
+    for k, member in enumerate(model.members):
+        tensors |= {f"member{k}.{name}": value for name, value in member.state_dict().items()}
     tensors |= {f"encoder.{name}": torch.as_tensor(getattr(encoder, name), dtype=torch.float64) for name in SCALES}
     if schema.kinds or model.scaling == "normal":
         tensors["encoder.y_spread"] = torch.as_tensor(encoder.scales.spread)
@@ -96,7 +99,12 @@ def put_together(document: Mapping[str, Any], tensors: Mapping[str, Tensor], cla
     model.options = FitOptions(**known_values(document, "options", [field.name for field in fields(FitOptions)]))
     own = {name: whole_size(n, 0) for name, n in document["sizes"]["covariate prior"].items()}
     sizes = {"inducing": whole_size(document["sizes"]["inducing"], 0), "covariate prior": own}
-    model.vae = _read_into(partial(build_blank, model, encoder, sizes), parts, _is_small(model, encoder, document))
+    blank, small = partial(build_blank, model, encoder, sizes), _is_small(model, encoder, document)
+    model.vae = _read_into(blank, parts, small, "vae")
+    count = whole_size(document.get("members", 0), 0)
+    if count > model.options.members:
+        raise StorageError(f"it has {count} members; expected at most {model.options.members}")
+    model.members = tuple(_read_into(blank, parts, small, f"member{k}") for k in range(count))
     model.fill = _fill(model.covariates, encoder, parts) if model.covariates in FILLS else None
     model.training_instances = frozenset(_labels(unpack(document["trained"])))
     if "trained" in parts.left:  # of a stream, whose labels are not kept
@@ -184,8 +192,8 @@ def _numbers(packed: Any) -> Iterator[float]:
         yield packed
 
 
-def _read_into(build: Callable[[], ConditionalVAE], parts: _Tensors, small: bool) -> ConditionalVAE:
-    """Build the networks and read their weights, whose shapes must be those of the file.
+def _read_into(build: Callable[[], ConditionalVAE], parts: _Tensors, small: bool, prefix: str) -> ConditionalVAE:
+    """Build networks and read their weights, under names with a prefix, whose shapes must be those of the file.
 
     What may be large is first built on the meta device, without memory, to check its shapes. That loads torch's
     compiler, which takes longer than all the rest.
@@ -194,7 +202,7 @@ def _read_into(build: Callable[[], ConditionalVAE], parts: _Tensors, small: bool
         with nullcontext() if small else torch.device("meta"):
             vae = build()
         expected = vae.state_dict()
-        weights = {name: parts.take(f"vae.{name}", value.dtype, *value.shape) for name, value in expected.items()}
+        weights = {name: parts.take(f"{prefix}.{name}", value.dtype, *value.shape) for name, value in expected.items()}
         if not small:
             vae = build()
     vae.load_state_dict(weights)  # copies, so that memory is laid out as in a model that was just fitted

@@ -36,5 +36,6 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> Model:
         reason = "".join(c if c.isprintable() else " " for c in reason).rstrip(". ")
         raise StorageError(f"{os.fspath(path)} cannot be loaded: {reason}.") from error
     model._written_by = written_by(document)
-    model.fitted()[1].to(target)
+    for vae in (model.fitted()[1], *model.members):
+        vae.to(target)
     return model

@@ -63,12 +63,17 @@ class Checkpoint:
         every: number of steps from one checkpoint to the next.
         keep: leave the last checkpoint in place when training has ended.
         model: settings and schema of the model, by name, as JSON; options and rows are added to them.
+        part_of_several: whether training goes on with other models, so that the file stays until all are trained.
     """
 
-    def __init__(self, path: str | os.PathLike[str], every: int, keep: bool, model: Mapping[str, Any]) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], every: int, keep: bool, model: Mapping[str, Any], *,
+        part_of_several: bool = False,
+    ) -> None:  # fmt: skip
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ValueError(f"checkpoint_every must be a whole number of at least 1, got {every!r}.")
-        self.path, self.every, self.keep = Path(os.path.realpath(path)), every, keep
+        self.path, self.every, self.keep = Path(os.path.realpath(path)), every, keep or part_of_several
+        self._keep_at_end = keep
         self._identity = dict(model)
         self._tried = self._written = (0, 0)  # epoch and step of the last attempt, and of the last success
         check_folder(self.path.parent)
@@ -140,9 +145,9 @@ class Checkpoint:
         else:
             self._written = self._tried
 
-    def end(self) -> None:
-        """Remove the file after training, unless it is to be kept."""
-        if not self.keep:
+    def end(self, *, all_done: bool = False) -> None:
+        """Remove the file after training, unless it is to be kept, or until all models are trained."""
+        if not (self._keep_at_end if all_done else self.keep):
             self.path.unlink(missing_ok=True)
 
     def _read(self, vae: ConditionalVAE, optimiser: torch.optim.Optimizer, state: State) -> None:

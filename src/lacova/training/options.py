@@ -91,6 +91,9 @@ class FitOptions:
         cap: largest joint table of missing categories that is summed exactly; larger ones are sampled. None for 64
             states of a row, or 4 of a patient if the prior couples its rows.
         buffer_rows: rows to hold in memory and shuffle at a time when training from Parquet; see docs/scaling.md.
+        members: 1 for one model. K of at least 2 adds an ensemble of K members, each continued from the fit on a
+            bootstrap sample of the rows or patients, for about a seventh of its steps. Draws of every answer are then
+            spread over the members, so that they vary in the parameters, too. For tables in memory.
         seed: seed of all random numbers; the same seed gives the same model on the same CPU.
         capture: record a training step as a CUDA graph and replay it; None does so on a GPU.
         compile: compile the loss with torch on a GPU, which takes a minute or more. None does so if steps are captured
@@ -116,6 +119,7 @@ class FitOptions:
     importance: int = 1
     cap: int | None = None
     buffer_rows: int = 50_000
+    members: int = 1
     seed: int = 0
     capture: bool | None = None
     compile: bool | None = None
@@ -127,7 +131,9 @@ class FitOptions:
             for name in ("max_epochs", "patience", "validate_every", "latent_epochs", "cap", "prior_every")
             if getattr(self, name) is not None
         }
-        needed = {name: getattr(self, name) for name in ("batch_size", "samples", "importance", "buffer_rows")}
+        needed = {
+            name: getattr(self, name) for name in ("batch_size", "samples", "importance", "buffer_rows", "members")
+        }
         for name, value in (needed | optional).items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")

@@ -43,12 +43,14 @@ class Trainer:
         validation: rows to stop early on, if any.
         options: how to train.
         checkpoint: a file to write now and then; training continues from it if it is there.
+        posterior_rows: the rows that the prior caches at the end; None for the training rows.
     """
 
     def __init__(
         self, vae: ConditionalVAE, train: Loader, validation: Loader | None, options: FitOptions,
-        checkpoint: Checkpoint | None = None,
+        checkpoint: Checkpoint | None = None, posterior_rows: Loader | None = None,
     ) -> None:  # fmt: skip
+        self.posterior_rows = posterior_rows or train
         self.vae, self.train, self.validation, self.checkpoint = vae, train, validation, checkpoint
         self.team, self.options = train.team, options.resolved(train.units, train.by_row)
         self.step = Step(vae, self.options, train.units, train.length, train.device, self.team)
@@ -158,15 +160,17 @@ class Trainer:
             self.validation.condition(vae)
 
     def _cache_posterior(self, epoch: int) -> None:
-        """Let the prior cache all training rows at the final weights, and check these once more."""
-        vae, train, options = self.vae, self.train, self.options
-        generator = torch.Generator(train.device).manual_seed(options.seed)
+        """Let the prior cache all rows at the final weights, and check these once more."""
+        vae, rows, options = self.vae, self.posterior_rows, self.options
+        if rows is not self.train and options.prior_every is not None:
+            rows.condition(vae)
+        generator = torch.Generator(rows.device).manual_seed(options.seed)
         with _named_failure(epoch), torch.no_grad():
-            first = next(train.in_order(vae, masked=False)).gather().batch
+            first = next(rows.in_order(vae, masked=False)).gather().batch
             _record(elbo(vae, first, generator, options.samples, options.cap).stacked(), epoch, options)
             vae.prior.cache_posterior(
                 encode(vae, batch.gather().batch, generator, options.samples, options.cap)
-                for batch in train.in_order(vae, masked=False)
+                for batch in rows.in_order(vae, masked=False)
             )
 
     def _interrupted(self) -> str:

@@ -1,0 +1,64 @@
+"""Members: further models, each continued from the fit on a bootstrap sample of its rows or patients.
+
+They vary as the parameters would if the study were repeated. A member begins where the fit ended and takes a share of
+its steps: the optimum of a resampled table lies near that of the table.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import torch
+
+from lacova.data.batches import Batches
+from lacova.data.table import Table
+from lacova.inference.vae import ConditionalVAE
+from lacova.training.checkpoint import Checkpoint
+from lacova.training.loader import TableLoader
+from lacova.training.options import FitOptions
+from lacova.training.trainer import Outcome, Trainer
+
+MEMBER_SHARE = 0.15  # of the steps of a fit
+
+
+def train_member(
+    vae: ConditionalVAE, train: TableLoader, options: FitOptions, number: int, checkpoint: Checkpoint | None = None
+) -> tuple[ConditionalVAE, Outcome]:
+    """Train a member, and return it.
+
+    Its networks, kernels, noise and effects are those of the bootstrap sample. What is integrated over, v of a GP
+    prior, has the posterior of all rows. Measurements that are not Gaussian keep the shape of their family.
+
+    Args:
+        vae: the fitted model, which stays as it is.
+        train: its training rows.
+        options: those of the fit.
+        number: of the member, from 1.
+        checkpoint: a file to write now and then.
+    """
+    member = copy.deepcopy(vae)
+    for name, family in member.likelihood.families.items():
+        family.requires_grad_(name == "gaussian")
+    own = member_options(options, train, number)
+    rows = TableLoader(resample(train.host, own.seed), train.masking_rate, own, train.device, train.team)
+    outcome = Trainer(member, rows, None, own, checkpoint, posterior_rows=train).run()
+    return member, outcome
+
+
+def member_options(options: FitOptions, train: TableLoader, number: int) -> FitOptions:
+    """Return the options of a member: its own seed, and a share of the epochs, at the rates of the fit."""
+    whole = options.resolved(train.units, train.by_row)
+    epochs = max(1, round(MEMBER_SHARE * whole.epochs))
+    return replace(whole, seed=options.seed + 7919 * number, max_epochs=epochs, latent_weight=1.0)
+
+
+def resample(table: Table, seed: int) -> Table:
+    """Draw as many rows as a table has, or as many patients, with replacement; a patient that comes twice is two."""
+    batches = Batches(table)
+    units = torch.randint(batches.units, (batches.units,), generator=torch.Generator().manual_seed(seed))
+    rows, unit = batches.rows(units)
+    drawn = {name: getattr(table, name)[rows] for name in ("y", "y_mask", "x", "x_mask")}
+    patient = None if table.patient is None else unit
+    labels = table.labels if table.patient is None else tuple(range(len(units)))
+    return replace(table, **drawn, patient=patient, labels=labels, conditional_prior=None)

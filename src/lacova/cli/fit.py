@@ -65,6 +65,7 @@ def fit(
 ) -> None:
     """Learn a model from a table with gaps."""
     from lacova.data.io.files import check_folder
+    from lacova.training.checkpoint import remove_checkpoints
     from lacova.training.distributed import writes
 
     writer = devices * nodes == 1 or writes()
@@ -89,7 +90,7 @@ def fit(
     if devices * nodes > 1:
         training |= {"devices": devices, "nodes": nodes}
     if not resuming and writer:
-        checkpoint.unlink(missing_ok=True)
+        remove_checkpoints(checkpoint)
     training |= {"seed": seed, "device": device, "progress": False if quiet else None}
     _learn(learner, table, held_out, training, out if writer else None, checkpoint)
     if not writer:
@@ -106,7 +107,7 @@ def fit(
         hint = GO_ON if checkpoint.exists() else "There is no checkpoint to go on from."
         typer.echo(f"lacova: interrupted; the model with the best weights so far is in {out}. {hint}", err=True)
         raise typer.Exit(130)
-    checkpoint.unlink(missing_ok=True)
+    remove_checkpoints(checkpoint)
 
 
 def _learn(

@@ -24,7 +24,7 @@ from lacova.models.builder import build
 from lacova.models.settings import Storable, identity
 from lacova.models.streams import opened
 from lacova.nn.threads import suitable_threads
-from lacova.training.checkpoint import Checkpoint
+from lacova.training.checkpoint import Checkpoint, member_file
 from lacova.training.distributed import Team
 from lacova.training.loader import Loader, TableLoader
 from lacova.training.members import train_member
@@ -105,7 +105,7 @@ def _checkpoints(
         return [None] * (options.members + 1)
     path, every, keep = checkpoint
     several = options.members > 1
-    paths = [path, *(f"{os.fspath(path)}.member{k + 1}" for k in range(options.members if several else 0))]
+    paths = [path, *(member_file(path, k + 1) for k in range(options.members if several else 0))]
     return [Checkpoint(one, every, keep, identity(model), part_of_several=several) for one in paths]
 
 

@@ -55,6 +55,20 @@ class State:
     rate_share: float = 1.0
 
 
+def member_file(path: str | os.PathLike[str], number: int) -> Path:
+    """Return the checkpoint of a member, numbered from 1, beside that of its fit."""
+    return Path(f"{os.fspath(path)}.member{number}")
+
+
+def remove_checkpoints(path: Path) -> None:
+    """Remove the checkpoint of a fit and those of its members."""
+    number = 1
+    while (member := member_file(path, number)).exists():
+        member.unlink()
+        number += 1
+    path.unlink(missing_ok=True)
+
+
 class Checkpoint:
     """A file that training writes now and then, whole or not at all, and continues from if it exists.
 

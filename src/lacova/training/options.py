@@ -92,8 +92,8 @@ class FitOptions:
             states of a row, or 4 of a patient if the prior couples its rows.
         buffer_rows: rows to hold in memory and shuffle at a time when training from Parquet; see docs/scaling.md.
         members: 1 for one model. K of at least 2 adds an ensemble of K members, each continued from the fit on a
-            bootstrap sample of the rows or patients, for about a seventh of its steps. Draws of every answer are then
-            spread over the members, so that they vary in the parameters, too. For tables in memory.
+            bootstrap sample of the rows or patients, for 15% of its steps. Draws of every answer are then spread over
+            the members, so that they vary in the parameters, too. For tables in memory; see docs/training.md.
         seed: seed of all random numbers; the same seed gives the same model on the same CPU.
         capture: record a training step as a CUDA graph and replay it; None does so on a GPU.
         compile: compile the loss with torch on a GPU, which takes a minute or more. None does so if steps are captured

@@ -1,0 +1,59 @@
+"""Draws spread over members."""
+
+import pytest
+import torch
+
+from lacova.data.covariate_space import CovariateSpace
+from lacova.inference.draws import Draws
+from lacova.inference.ensemble import interleave, merge_draws, spread
+
+SPACE = CovariateSpace(("age", "sex"), (0, 2), (False, False))
+
+
+def parts(place, count, rows=3):
+    """Return draws that say which member they are of, and which draw: 10·place + draw."""
+    number = 10.0 * place + torch.arange(count)
+    full = number[:, None, None].expand(count, rows, 2)
+    probs = torch.zeros(rows, 2, 2)
+    probs[:, 1] = torch.tensor([0.9, 0.1] if place == 0 else [0.3, 0.7])
+    return Draws(
+        torch.arange(rows), full, torch.tensor([1.0 + place, 1.0]), full, full,
+        most_probable_x=torch.tensor([[float(place), float(place != 0)]]).expand(rows, 2), x_level_probabilities=probs,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("draws", "expected"),
+    [(1, [0]), (2, [0, 10]), (4, [0, 10, 20, 1]), (6, [0, 10, 20, 1, 11, 21])],
+)
+def test_draws_alternate_between_members(draws, expected):
+    merged = list(spread([None] * 3, draws, lambda k, n: iter([parts(k, n)]), lambda p: merge_draws(p, draws, SPACE)))
+    assert len(merged) == 1
+    assert merged[0].y[:, 0, 0].tolist() == expected
+    assert len(merged[0].location) == len(merged[0].x) == draws
+
+
+def test_the_variance_stays_with_its_draw_and_levels_are_averaged():
+    merged = merge_draws([parts(k, 2) for k in range(3)], 6, SPACE)
+    assert merged.var[:, 0, 0].tolist() == [1, 2, 3, 1, 2, 3]
+    torch.testing.assert_close(merged.x_level_probabilities[0, 1], torch.tensor([0.5, 0.5]))
+    two = merge_draws([parts(k, 2) for k in range(2)], 4, SPACE)
+    assert two.most_probable_x[0].tolist() == [0.5, 0.0]  # mean of a number, most probable level on average
+
+
+def test_weights_of_all_members_sum_to_one():
+    own = [parts(k, 4)._replace(weight=torch.rand(4, 3).softmax(0)) for k in range(2)]
+    merged = merge_draws(own, 3, SPACE)
+    assert merged.weight.shape == (8, 3)  # weighted draws are not cut
+    torch.testing.assert_close(merged.weight.sum(0), torch.ones(3))
+    expected = (own[0].average(own[0].y) + own[1].average(own[1].y)) / 2
+    torch.testing.assert_close(merged.average(merged.y), expected)
+
+
+def test_members_must_have_the_same_parts():
+    with pytest.raises(ValueError, match="zip"):
+        list(spread([None] * 2, 2, lambda k, n: iter([parts(k, n)] * (k + 1)), lambda p: p[0]))
+
+
+def test_interleaved_draws_keep_all_without_a_number():
+    assert interleave([torch.arange(2), torch.arange(2) + 10]).tolist() == [0, 10, 1, 11]

@@ -57,6 +57,7 @@ class FixedEffects(nn.Module):
     owner: Tensor
     member: Tensor
     fixed: Tensor
+    pairs: Tensor
     centre: Tensor
     kappa: Tensor
 
@@ -71,6 +72,8 @@ class FixedEffects(nn.Module):
             sd.dtype
         )  # K×Q, 1 where feature k is of covariate q
         self.register_buffer("member", member, persistent=False)
+        pairs = torch.tensor([(k, j) for j in range(len(owner)) for k in range(j) if owner[k] == owner[j]])
+        self.register_buffer("pairs", pairs.reshape(-1, 2).T.contiguous().long(), persistent=False)  # of one covariate
         fixed = torch.tensor([space.static[space.names.index(name)] for name in names])
         self.register_buffer("fixed", fixed, persistent=False)
         self.register_buffer("centre", sd.new_zeros(len(chosen)))  # μ
@@ -96,7 +99,8 @@ class FixedEffects(nn.Module):
         """Return wᵀc at each row, its mean and variance exact under q(w) and the distribution of missing covariates.
 
         Var wᵀc = Σ_k s_k² E c_k² + Σ_q Var_c m_qᵀc_q, with independent covariates q, and independent visits of those
-        that change. Without a distribution, the features of missing covariates are 0.
+        that change. Var m_qᵀx_q = Σ_k m_k² Var x_k − 2 Σ_{k<k'} m_k m_k' p_k p_k' over the levels k of a category, and
+        a number has no second sum. Without a distribution, the features of missing covariates are 0.
         """
         x = self.space.values(batch.x, batch.x_mask)
         if distribution is None:
@@ -108,14 +112,12 @@ class FixedEffects(nn.Module):
         # E x_k and E x_k² of missing features; a one-hot feature is its own square.
         first, second = (torch.cat([part, probs], dim=1)[:, self.chosen] for part in (mean, mean.square() + var))
         c = self._regressors(x[:, self.chosen] + first, batch)
-        # Σ_k m_k² E x_k² = E (m_qᵀx_q)²: a number has one feature, and of one-hot features exactly one is 1.
-        weight = self._variance_weights(batch)
-        feature_weight = weight[:, self.owner]
-        product = (first[:, None] * self.member.mT) @ self.mean.mT  # E m_qᵀx_q of each row, N̂×Q×D
-        gap_var = (feature_weight * second) @ self.mean.square().mT
-        gap_var = gap_var + (feature_weight * (second - first.square())) @ self.var.mT
-        gap_var = gap_var - (weight[..., None] * product.square()).sum(1)
-        gap_var = gap_var.new_zeros(batch.patients, gap_var.shape[1]).index_add(0, batch.patient, gap_var)
+        weight, (one, other) = self._variance_weights(batch)[:, self.owner], self.pairs
+        moments = torch.cat([weight * (second - first.square()), weight[:, one] * first[:, one] * first[:, other]], 1)
+        moments = moments.new_zeros(batch.patients, moments.shape[1]).index_add(0, batch.patient, moments)
+        variances, products = moments.split([len(self.owner), len(one)], dim=1)  # P̂×K, P̂×pairs
+        gap_var = variances @ (self.mean.square() + self.var).mT
+        gap_var = gap_var - 2.0 * products @ (self.mean[:, one] * self.mean[:, other]).mT
         return FixedPart(c @ self.mean.mT, c.square() @ self.var.mT + gap_var.clamp_min(0.0)[batch.patient])
 
     def at(

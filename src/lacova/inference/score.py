@@ -16,7 +16,7 @@ from lacova.data.scaling import Floats
 from lacova.data.table import Table
 from lacova.data.table_encoder import TableEncoder
 from lacova.inference.draws import Draws
-from lacova.inference.metrics import covered, crps, gaussian_nll
+from lacova.inference.metrics import ascending, covered, crps, gaussian_nll
 from lacova.inference.predict import predictive_draws
 from lacova.inference.vae import ConditionalVAE
 
@@ -92,7 +92,7 @@ def by_column(
 
 def _encoded_scores(part: Draws, y: Tensor) -> dict[str, Tensor]:
     """Return scores per entry (n×D) on the encoded scale, of Gaussian columns with a linear scale."""
-    ordered = part.y.sort(0).values
+    ordered = ascending(part.y)
     return {
         "nll": gaussian_nll(part.location, part.var, y),
         "square": (part.location.mean(0) - y).square(),
@@ -116,7 +116,7 @@ def _own_scores(vae: ConditionalVAE, encoder: TableEncoder, part: Draws, y: Tens
         for end, beyond in zip((lower, upper), encoder.beyond(y)[:, :, d], strict=True):
             truth[beyond, d] = math.nan if end is None else end  # decoded, it would be the limit but for the last digit
     mean[:, nonlinear] = drawn[..., nonlinear].mean(0)
-    ordered = torch.as_tensor(drawn).sort(0).values
+    ordered = ascending(torch.as_tensor(drawn))
     scores = {
         "nll": _nll(vae, encoder, part, y),
         "square": (torch.as_tensor(mean) - truth).square(),

@@ -26,7 +26,8 @@ def test_steps_and_states_are_those_of_torch():
     ours, optimiser = _steps(Adam, 5)
     theirs, expected = _steps(torch.optim.AdamW, 5)
     assert torch.equal(ours, theirs)
-    assert ours.requires_grad and ours.grad_fn is None
+    assert ours.requires_grad
+    assert ours.grad_fn is None
     state, other = optimiser.state_dict(), expected.state_dict()
     assert state["param_groups"] == other["param_groups"]
     assert all(torch.equal(value, other["state"][0][name]) for name, value in state["state"][0].items())

@@ -52,5 +52,5 @@ def k_means(values: Floats, count: int, seed: int) -> Indices:
 def _squared_distances(values: Floats, centres: Floats) -> Floats:
     """Return squared distances (N×C) of rows from centres."""
     products = values @ centres.T
-    squares = np.square(values).sum(1)[:, None] + np.square(centres).sum(1) - 2.0 * products
-    return np.maximum(squares, 0.0)
+    squares: Floats = np.square(values).sum(1)[:, None] + np.square(centres).sum(1) - 2.0 * products
+    return np.maximum(squares, 0.0, out=squares)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from lacova.covariates.mixture import Mixture
 from lacova.data.covariate_space import CovariateSpace
+from lacova.nn.clusters import k_means
 
 COMPONENT_GRID = (1, 2, 4, 8, 12, 16, 24)  # numbers of components to choose from
 MAX_ROWS = 5_000  # random rows that large tables are fitted to
@@ -119,9 +119,6 @@ def initial_mixture(
     space: CovariateSpace, x: Tensor, mask: Tensor, components: int, prior: Regulariser, seed: int
 ) -> Mixture:
     """Return a first mixture from k-means of the rows, with gaps at the column means; it may have fewer components."""
-    from sklearn.cluster import KMeans  # slow to import
-    from sklearn.exceptions import ConvergenceWarning
-
     observed = mask.to(x.dtype)
     mean = (x * observed).sum(0) / observed.sum(0).clamp_min(1.0)
     filled = torch.where(mask, x, mean)
@@ -132,9 +129,7 @@ def initial_mixture(
     matrix = torch.cat(features, dim=1).numpy()
     distinct = len(np.unique(matrix, axis=0))
     components = max(1, min(components, distinct))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer clusters than `components`: counted below
-        clusters = KMeans(components, n_init=1, random_state=seed).fit_predict(matrix)
+    clusters = k_means(matrix, components, seed)
     label = torch.as_tensor(np.unique(clusters, return_inverse=True)[1]).long()
     components = int(label.max()) + 1
     membership = torch.nn.functional.one_hot(label, components).to(x.dtype)

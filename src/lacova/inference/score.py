@@ -15,7 +15,7 @@ from lacova.data.kinds import values_of
 from lacova.data.scaling import Floats
 from lacova.data.table_encoder import TableEncoder
 from lacova.inference.draws import Draws
-from lacova.inference.metrics import covered, crps, gaussian_nll
+from lacova.inference.metrics import ascending, covered, crps, gaussian_nll
 from lacova.inference.vae import ConditionalVAE
 
 COVERAGES = {"coverage50": 0.5, "coverage90": 0.9, "coverage95": 0.95}
@@ -73,7 +73,7 @@ def by_column(
 
 def _encoded_scores(part: Draws, y: Tensor) -> dict[str, Tensor]:
     """Return scores per entry (n×D) on the encoded scale, of Gaussian columns with a linear scale."""
-    ordered = part.y.sort(0).values
+    ordered = ascending(part.y)
     return {
         "nll": gaussian_nll(part.location, part.var, y),
         "square": (part.location.mean(0) - y).square(),
@@ -97,7 +97,7 @@ def _own_scores(vae: ConditionalVAE, encoder: TableEncoder, part: Draws, y: Tens
         for end, beyond in zip((lower, upper), encoder.beyond(y)[:, :, d], strict=True):
             truth[beyond, d] = math.nan if end is None else end  # decoded, it would be the limit but for the last digit
     mean[:, nonlinear] = drawn[..., nonlinear].mean(0)
-    ordered = torch.as_tensor(drawn).sort(0).values
+    ordered = ascending(torch.as_tensor(drawn))
     scores = {
         "nll": _nll(vae, encoder, part, y),
         "square": (torch.as_tensor(mean) - truth).square(),

@@ -17,7 +17,7 @@ from lacova.data.scaling import Floats
 from lacova.data.table import Table
 from lacova.data.table_encoder import TableEncoder
 from lacova.inference.draws import Draws
-from lacova.inference.metrics import quantile, weighted_quantile
+from lacova.inference.metrics import ascending, quantile, weighted_quantile
 
 SIDES = ("lower", "upper")
 
@@ -61,7 +61,7 @@ def summarise(parts: Iterable[Draws], rows: int, encoder: TableEncoder, interval
         if part.most_probable_x is not None and part.x_level_probabilities is not None:
             x[part.rows], x_probs[part.rows] = part.most_probable_x.cpu(), part.x_level_probabilities.cpu()
         for k, draws in enumerate((part.y, part.x) if shares else ()):
-            ordered = draws.sort(0).values if part.weight is None else draws
+            ordered = ascending(draws) if part.weight is None else draws
             for side, share in shares.items():
                 end = (
                     quantile(ordered, share) if part.weight is None

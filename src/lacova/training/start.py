@@ -16,6 +16,7 @@ from lacova.data.batches import Batch, Batches
 from lacova.data.table import Table
 from lacova.inference.vae import ConditionalVAE
 from lacova.likelihoods.random_effects import DriftingIntercepts
+from lacova.nn.adam import Adam
 from lacova.nn.networks import Decoder
 
 ITERATIONS = 30
@@ -165,7 +166,7 @@ def _teach_encoder(
     target_mean, target_var = torch.zeros(len(batch), vae.latent_dim), torch.ones(len(batch), vae.latent_dim)
     count = mean.shape[1]
     target_mean[:, :count], target_var[:, :count] = mean, covariance.diagonal(dim1=1, dim2=2)
-    optimiser = torch.optim.Adam(vae.encoder.parameters(), lr=ENCODER_RATE)
+    optimiser = Adam(vae.encoder.parameters(), lr=ENCODER_RATE, weight_decay=0.0, fused=True)
     for _ in range(ENCODER_STEPS):
         rows = torch.randint(len(batch), (min(ENCODER_ROWS, len(batch)),), generator=generator)
         q_mean, q_var = vae.encoder(*(tensor[rows] for tensor in arguments))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lacova.inference.objective import bound
 from lacova.inference.vae import ConditionalVAE
+from lacova.nn.adam import Adam
 from lacova.training.accelerate import TakesBatch, captured, captures
 from lacova.training.distributed import SINGLE, Team
 from lacova.training.loader import IndexedBatch, Loader, TrainingBatch
@@ -155,7 +156,7 @@ def _optimiser(vae: ConditionalVAE, options: FitOptions, units: int, capturable:
     known = {id(p) for p in (*fast, *posterior)}
     networks = [p for p in vae.parameters() if id(p) not in known]
     decay = POSTERIOR_DECAY / units if options.masked_loss else 0.0
-    return torch.optim.AdamW(
+    return Adam(
         [
             {"params": networks, "lr": options.rates.learning_rate},
             {"params": posterior, "lr": options.rates.learning_rate, "weight_decay": decay},

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lacova.data.covariate_space import CovariateSpace
+from lacova.nn.clusters import k_means_plus_plus
 from lacova.nn.linalg import cholesky, identity, inverse_lower, log_det
 from lacova.priors.base import NaturalStatistics
 
@@ -106,6 +107,4 @@ def spread_rows(features: Tensor, count: int, seed: int) -> Tensor:
     count = min(count, len(np.unique(values, axis=0)))
     if count == 0:
         return torch.zeros(0, dtype=torch.long)
-    from sklearn.cluster import kmeans_plusplus  # slow to import
-
-    return torch.as_tensor(kmeans_plusplus(values, count, random_state=seed)[1])
+    return torch.as_tensor(k_means_plus_plus(values, count, seed))

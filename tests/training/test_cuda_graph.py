@@ -22,6 +22,8 @@ from lacova.training.loader import TableLoader
 from lacova.training.options import FitOptions
 from lacova.training.step import Step
 
+# Rates that float32 holds exactly, since a graph reads them from tensors of that type.
+RATES = {"learning_rate": 2.0**-8, "fast_learning_rate": 2.0**-5, "natural_rate": 0.25}
 MODELS = {
     "cvae": lambda s: lacova.CVAE(s, latent_dim=2),
     "conditional": lambda s: lacova.CVAE(s, latent_dim=2, latent_prior="conditional"),
@@ -80,8 +82,9 @@ def built(name, cap, device="cpu"):
     importance = 4 if "weighted" in name or "miwae" in name else 1
     masked_loss = float(model.covariates == "joint")
     options = FitOptions(
-        batch_size=7, masked_loss=masked_loss, cap=cap, max_epochs=1, importance=importance, encoder_dropout=0.4
-    )
+        batch_size=7, masked_loss=masked_loss, cap=cap, max_epochs=1, importance=importance, encoder_dropout=0.4,
+        **RATES,
+    )  # fmt: skip
     loader = TableLoader(encoded, masking_rate(encoded), options, torch.device(device))
     loader.condition(vae)
     return vae, options, loader

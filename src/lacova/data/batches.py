@@ -143,7 +143,7 @@ class Batches:
         """Return the rows of the units as a batch."""
         rows, unit = self.rows(units)
         t, device = self.table, self.table.y.device
-        rows, unit = rows.to(device), unit.to(device)
+        rows, unit = rows.to(device, non_blocking=True), unit.to(device, non_blocking=True)
         prior = None if t.conditional_prior is None else t.conditional_prior.take(rows)
         return Batch(
             t.y[rows], t.y_mask[rows], t.x[rows], t.x_mask[rows], unit, self.units / len(units), prior, len(units),

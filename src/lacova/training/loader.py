@@ -263,7 +263,7 @@ class TableLoader(Loader):
 
 def with_mask_of(batch: Batch, masked: Table, rows: Tensor) -> Batch:
     """Return a batch with the mask and the conditional prior of x that its rows have in the masked table."""
-    rows = rows.to(masked.x_mask.device)
+    rows = rows.to(masked.x_mask.device, non_blocking=True)
     prior = None if masked.conditional_prior is None else masked.conditional_prior.take(rows)
     return replace(batch, x_mask=masked.x_mask[rows], conditional_prior=prior)
 

@@ -12,6 +12,7 @@ from lacova.inference.objective import bound
 from lacova.inference.vae import ConditionalVAE
 from lacova.nn.adam import Adam
 from lacova.training.accelerate import TakesBatch, captured, captures
+from lacova.training.clipping import clip_gradients
 from lacova.training.distributed import SINGLE, Team
 from lacova.training.loader import IndexedBatch, Loader, TrainingBatch
 from lacova.training.options import FitOptions
@@ -87,6 +88,8 @@ class Step:
         statistics = terms.statistics
         if self.team.size > 1:
             self.team.sum([*_gradients(self.vae), values, *(statistics or ())])
+        if self.options.schedule == "cycle":
+            clip_gradients(self.optimiser)
         self.optimiser.step()
         if statistics is not None:
             self.vae.prior.natural_step(statistics, self.natural_rate)

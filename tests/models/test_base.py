@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from lacova import CVAE, Dense, FitOptions, GPPriorVAE, NotFittedError, Schema, TrainingError
+from lacova.models.fitting import read_training_data
+from lacova.training.distributed import SINGLE
 from tests.models.cases import every_model, numbered_visits, same_weights, small_cvae
-from tests.tables import ROWS, VISITS
+from tests.tables import ROWS, VISITS, visits
 
 # Seeds.
 
@@ -114,20 +116,19 @@ def test_fit_options_are_those_of_the_fit():
     assert model.options == FitOptions(max_epochs=2, seed=3, masked_loss=1.0, batch_size=4, latent_weight=100.0)
 
 
-def test_batches_suit_the_schedule():
-    fits = (small_cvae(VISITS).fit(numbered_visits(), max_epochs=1, schedule=s) for s in ("constant", "cycle"))
-    assert [model.options.batch_size for model in fits] == [10, 25]
-
-
 def test_a_decoder_with_a_linear_path_needs_no_warm_up():
     assert CVAE(ROWS).latent_weight == 1.0
     assert CVAE(ROWS, networks=Dense()).latent_weight == 100.0
 
 
-def test_batches_of_patients_are_smaller_than_batches_of_rows():
-    assert small_cvae(VISITS).fit(numbered_visits(), max_epochs=1).options.batch_size == 25
-    assert small_cvae(ROWS).fit(numbered_visits(), max_epochs=1).options.batch_size == 100
-    assert small_cvae(VISITS).fit(numbered_visits(), max_epochs=1, batch_size=3).options.batch_size == 3
+@pytest.mark.parametrize(
+    ("schema", "options", "size"), [(VISITS, {}, 25), (VISITS, {"schedule": "constant"}, 10), (ROWS, {}, 100)]
+)
+def test_batches_suit_the_table_and_the_schedule(schema, options, size):
+    table = visits(patients=60)
+    data = read_training_data(small_cvae(schema), table, table, FitOptions(**options), torch.device("cpu"), SINGLE)
+    assert data.options.batch == size
+    assert data.train.batches.size == data.validation.batches.size == size
 
 
 def test_an_updated_prior_would_unlearn_domain_knowledge():

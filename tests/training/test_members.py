@@ -47,7 +47,7 @@ def test_rows_are_drawn_with_replacement():
 @pytest.mark.parametrize(("by_row", "share"), [(True, RATE_OF_ROWS), (False, RATE_OF_PATIENTS)])
 def test_a_member_takes_a_share_of_the_epochs_and_of_the_rates(by_row, share):
     class Rows:
-        units = 400
+        units = length = 400
 
     Rows.by_row = by_row
     options = FitOptions(batch_size=25, seed=5, latent_weight=10.0)

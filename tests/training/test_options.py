@@ -68,6 +68,16 @@ def test_the_steps_of_a_cycle_grow_with_the_root_of_the_table():
     assert FitOptions(batch_size=25).resolved(units=1).epochs >= 1
 
 
+def test_many_visits_make_more_steps_of_fewer_patients():
+    short, long = (FitOptions().resolved(2000, by_row=False, rows=rows) for rows in (12_000, 90_000))
+    assert (short.batch, long.batch) == (25, 10)
+    assert short.epochs * 80 == pytest.approx(600 * 10**0.5, rel=0.03)  # of 2,000 patients
+    assert long.epochs * 200 == pytest.approx(600 * 45**0.5, rel=0.03)  # as of 9,000 patients with ten visits
+    assert FitOptions(schedule="constant").resolved(2000, by_row=False, rows=12_000).batch == 10
+    assert FitOptions().resolved(2000).batch == 100  # rows
+    assert FitOptions(batch_size=7).resolved(2000, by_row=False, rows=90_000).batch == 7
+
+
 def test_rates_suit_the_schedule_and_the_table_unless_they_are_given():
     constant, cycle = FitOptions(schedule="constant"), FitOptions()
     assert constant.resolved(99).rates == (1e-3, 1e-2, 0.1)

@@ -24,7 +24,6 @@ MISSING = 0.2
 SHOWN = 8
 METHODS: dict[str, Covariates] = {
     "mean imputation": "mean",
-    "KNN imputation": "knn",
     "lacova": "joint",
     "oracle (all of X)": "oracle",
 }
@@ -32,14 +31,14 @@ METHODS: dict[str, Covariates] = {
 
 def demo(
     out: Annotated[Path, typer.Option(help="folder for the picture and the scores")] = Path("demo"),
-    epochs: Annotated[int, typer.Option(help="maximum number of passes over the training rows, per model")] = 50,
+    epochs: Annotated[int, typer.Option(help="maximum number of passes over the training rows, per model")] = 30,
 ) -> None:
     """Fit, impute and predict rotated digits with gaps."""
     run(out, epochs)
 
 
 def run(
-    out: Path, epochs: int = 50, rows: dict[str, int] | None = None, console: Console | None = None
+    out: Path, epochs: int = 30, rows: dict[str, int] | None = None, console: Console | None = None
 ) -> pd.DataFrame:
     """Fit one model per treatment of gaps in X, print how well each predicts unseen images, and save a picture.
 
@@ -70,7 +69,7 @@ def run(
         started = perf_counter()
         tables = oracle if covariates == "oracle" else masked
         model = GPPriorVAE(schema, latent_dim=8, networks="dense-digits", scaling="none", covariates=covariates)
-        model.fit(tables["train"], tables["validation"], max_epochs=epochs, batch_size=100, validate_every=5)
+        model.fit(tables["train"], tables["validation"], max_epochs=epochs, batch_size=50, validate_every=5)
         lines.append({"method": name, **_score(model, tables["test"], complete["test"], masked["test"], schema)})
         console.print(f"{name}: fitted and scored in {perf_counter() - started:.0f} s", style="dim")
         models[name] = model

@@ -43,7 +43,7 @@ def fit(
     covariates: Annotated[str | None, typer.Option(help="how to treat gaps in covariates; joint unless given")] = None,
     settings: options.Settings = None,
     epochs: options.Epochs = None,
-    batch_size: Annotated[int | None, typer.Option(help="rows (100), or instances (10), per step")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="rows, or instances, per step (by the table)")] = None,
     stream: options.Stream = False,
     checkpoint_every: Annotated[
         int, typer.Option(help="write the file RUN.checkpoint every so many steps; 0 for none", min=0)

@@ -35,7 +35,7 @@ from lacova.nn.networks import Networks, resolve
 from lacova.priors.base import LatentPrior
 from lacova.training.distributed import SINGLE, launch
 from lacova.training.interrupt import InterruptedWarning
-from lacova.training.options import FitOptions, default_batch_size
+from lacova.training.options import FitOptions
 
 Covariates = Literal["joint", "factorised", "paper", "mean", "knn", "iterative", "zero", "oracle"]
 
@@ -177,9 +177,6 @@ class Model(Inference, ABC):
             **options: the other fields of `lacova.FitOptions` (batch_size, learning_rate, patience, ...).
         """
         defaults = {
-            "batch_size": default_batch_size(
-                options.get("schedule", FitOptions.schedule), self.schema.instance is None
-            ),
             "latent_weight": self.latent_weight,
             "masked_loss": float(infers_covariates(self.covariates)),
             "importance": self.importance,

@@ -45,7 +45,8 @@ class FittedParts(NamedTuple):
 
 
 class TrainingData(NamedTuple):
-    """What a model is built from and trained on; `table` has all training rows, or a sample of a stream."""
+    """What a model is built from and trained on, with resolved options; `table` has all training rows, or a sample of
+    a stream."""
 
     encoder: TableEncoder
     fill: Fill | None
@@ -53,6 +54,7 @@ class TrainingData(NamedTuple):
     train: Loader
     validation: Loader | None
     trained: frozenset[Any] | Fingerprints
+    options: FitOptions
 
 
 def fit_process(
@@ -69,8 +71,8 @@ def fit_process(
             if options.start == "factors":
                 start_from_factors(vae, data.table, options.seed)
         vae.to(device)
-        outcome = Trainer(vae, data.train, data.validation, options, files[0]).run()
-        members, outcome = _members(vae, data.train, options, files, outcome)
+        outcome = Trainer(vae, data.train, data.validation, data.options, files[0]).run()
+        members, outcome = _members(vae, data.train, data.options, files, outcome)
     return FittedParts(data.encoder, data.fill, data.trained, vae, members), outcome
 
 
@@ -132,6 +134,7 @@ def read_training_data(
     fill = Fill.learn(model.covariates, encoder, table) if model.covariates in FILLS else None
     table = table if fill is None else fill(table)
     rate = masking_rate(table)
+    options = _resolved(options, table, None if first_pass is None else first_pass.layout)
 
     def encode(part: Any) -> Table:
         rows = encoder.encode(to_pandas(part, schema.columns)[0])
@@ -154,9 +157,17 @@ def read_training_data(
         loader = TableLoader(encode_validation(held_out), rate, options, device, team)
     if first_pass is None:
         rows = TableLoader(table, rate, options, device, team)
-        return TrainingData(encoder, fill, table, rows, loader, frozenset(table.labels))
+        return TrainingData(encoder, fill, table, rows, loader, frozenset(table.labels), options)
     trained = Fingerprints(first_pass.layout.prints)
-    return TrainingData(encoder, fill, table, stream(data, first_pass.layout, encode), loader, trained)
+    return TrainingData(encoder, fill, table, stream(data, first_pass.layout, encode), loader, trained, options)
+
+
+def _resolved(options: FitOptions, table: Table, layout: Layout | None) -> FitOptions:
+    """Set what the options leave to the size of the training table: in memory, or as the first pass found it."""
+    by_row = table.patient is None
+    if layout is None:
+        return options.resolved(len(table) if by_row else len(table.labels), by_row, len(table))
+    return options.resolved(int(layout.units.sum()), by_row, int(layout.rows.sum()))
 
 
 def _statistics(model: Storable, frame: pd.DataFrame) -> ColumnStatistics:

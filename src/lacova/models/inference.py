@@ -413,7 +413,7 @@ class Inference:
             "kl_covariates": 0.0,
         }
         inducing = 0.0
-        for _, batch in Batches(table, self.options.batch_size).in_order():
+        for _, batch in Batches(table, self.options.batch).in_order():
             terms = elbo(vae, batch, generator, samples, self.options.cap).named()
             total = {name: value + terms[name] for name, value in total.items()}
             inducing = terms["kl_inducing"]

@@ -185,7 +185,7 @@ class TableLoader(Loader):
     ) -> None:
         self.host, self.masking_rate, self.options, self.device, self.team = table, masking_rate, options, device, team
         self.length, self.by_row = len(table), table.patient is None
-        self.batches = Batches(table, options.batch_size)
+        self.batches = Batches(table, options.batch)
         self.units, self.steps = self.batches.units, len(self.batches)
         self.masked_table: Table | None = None
         self._masked_epoch = -1
@@ -194,7 +194,7 @@ class TableLoader(Loader):
     def condition(self, vae: ConditionalVAE) -> None:
         table = vae.condition(self.host.to(self.device))
         if self.batches.table.conditional_prior is None:
-            self.batches = Batches(table, self.options.batch_size)
+            self.batches = Batches(table, self.options.batch)
         else:
             _copy_into(self.batches.table, table)
         self._masked_epoch = -1

@@ -50,7 +50,7 @@ def train_member(
 
 def member_options(options: FitOptions, train: TableLoader, number: int) -> FitOptions:
     """Return the options of a member: its own seed, and shares of the epochs and rates of the fit."""
-    whole = options.resolved(train.units, train.by_row)
+    whole = options.resolved(train.units, train.by_row, train.length)
     share = RATE_OF_ROWS if train.by_row else RATE_OF_PATIENTS
     networks, fast, natural = (share * rate for rate in whole.rates)
     return replace(

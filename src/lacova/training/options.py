@@ -14,8 +14,9 @@ class TrainingError(RuntimeError):
 # Defaults of constant rates: this many epochs, or more if a small table has fewer steps than this in them.
 DEFAULT_EPOCHS, MIN_STEPS = 200, 3000
 DEFAULT_PATIENCE, MIN_PATIENCE_STEPS = 30, 400
-# Defaults of a cycle: this many steps for 200 patients or rows, growing with the square root of their number.
-CYCLE_STEPS, CYCLE_UNITS = 600, 200
+# Defaults of a cycle: this many steps for 200 patients or rows, growing with the square root of their number. Where
+# patients have more visits than this on average, these count as further patients.
+CYCLE_STEPS, CYCLE_UNITS, CYCLE_VISITS = 600, 200, 10
 CYCLE_VALIDATIONS = 30  # about how often validation rows are looked at
 STEPS_WORTH_COMPILING = 20_000  # compilation takes 75 s and saves about 4 ms per step on an H200
 
@@ -34,6 +35,7 @@ class Rates(NamedTuple):
 
 CONSTANT_ROWS, CONSTANT_PATIENTS = Rates(1e-3, 1e-2, 0.1), Rates(3e-3, 1e-2, 0.1)
 CYCLE_ROWS, CYCLE_PATIENTS = Rates(4e-3, 4e-2, 0.3), Rates(0.016, 0.06, 0.5)
+ROWS_PER_STEP, PATIENTS_PER_STEP, BATCH_ROWS = 100, (10, 25), 400
 RATE_PATIENTS = 250  # rates of a cycle fall with the root of the number of patients above this: it has more steps
 
 
@@ -47,9 +49,12 @@ def default_rates(schedule: str, units: int, by_row: bool) -> Rates:
     return Rates(*(share * rate for rate in CYCLE_PATIENTS))
 
 
-def default_batch_size(schedule: str, by_row: bool) -> int:
-    """Return how many rows or patients a step takes."""
-    return 100 if by_row else 10 if schedule == "constant" else 25
+def default_batch_size(schedule: str, units: int, by_row: bool, rows: int) -> int:
+    """Return how many rows or patients a step takes: in a cycle, patients with about `BATCH_ROWS` visits in all."""
+    if by_row:
+        return ROWS_PER_STEP
+    fewest, most = PATIENTS_PER_STEP
+    return fewest if schedule == "constant" else max(fewest, min(most, round(BATCH_ROWS * units / rows)))
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,8 @@ class FitOptions:
         max_epochs: most passes over the training rows. None: as many as have about 600 steps for 200 patients or rows;
             these grow with the square root of their number. For constant rates 200, or more if these have fewer than
             3,000 steps.
-        batch_size: rows per step, or patients per step if the schema has an instance column.
+        batch_size: rows per step, or patients per step if the schema has an instance column. None for 100 rows or 25
+            patients; for 10 patients if they have many visits each or rates are constant.
         learning_rate: learning rate of Adam for the networks; None for one that suits the schedule and the table.
         fast_learning_rate: learning rate of Adam for kernel parameters, inducing inputs and noise variances, which are
             on the log scale; None in the same way.
@@ -102,7 +108,7 @@ class FitOptions:
     """
 
     max_epochs: int | None = None
-    batch_size: int = 100
+    batch_size: int | None = None
     learning_rate: float | None = None
     fast_learning_rate: float | None = None
     natural_rate: float | None = None
@@ -128,12 +134,18 @@ class FitOptions:
     def __post_init__(self) -> None:
         optional = {
             name: getattr(self, name)
-            for name in ("max_epochs", "patience", "validate_every", "latent_epochs", "cap", "prior_every")
+            for name in (
+                "max_epochs",
+                "batch_size",
+                "patience",
+                "validate_every",
+                "latent_epochs",
+                "cap",
+                "prior_every",
+            )
             if getattr(self, name) is not None
         }
-        needed = {
-            name: getattr(self, name) for name in ("batch_size", "samples", "importance", "buffer_rows", "members")
-        }
+        needed = {name: getattr(self, name) for name in ("samples", "importance", "buffer_rows", "members")}
         for name, value in (needed | optional).items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
@@ -156,11 +168,15 @@ class FitOptions:
         if self.natural_rate is not None and not 0 < self.natural_rate <= 1:
             raise ValueError(f"natural_rate must lie in (0, 1], got {self.natural_rate!r}.")
 
-    def resolved(self, units: int, by_row: bool = True) -> FitOptions:
-        """Return the options with rates, epochs, patience and validation set: where they are None, by the table."""
-        steps, cycle = -(-units // min(units, self.batch_size)), self.schedule == "cycle"
+    def resolved(self, units: int, by_row: bool = True, rows: int | None = None) -> FitOptions:
+        """Return the options with rates, batches, epochs, patience and validation set: where they are None, by the
+        number of rows or patients and, where there are patients, of their visits."""
+        rows = rows or units
+        batch_size = self.batch_size or default_batch_size(self.schedule, units, by_row, rows)
+        steps, cycle = -(-units // min(units, batch_size)), self.schedule == "cycle"
         if cycle:
-            epochs = max(1, round(CYCLE_STEPS * (units / CYCLE_UNITS) ** 0.5 / steps))
+            size = units if by_row else max(units, rows / CYCLE_VISITS)
+            epochs = max(1, round(CYCLE_STEPS * (size / CYCLE_UNITS) ** 0.5 / steps))
         else:
             epochs = max(DEFAULT_EPOCHS, -(-MIN_STEPS // steps))
         epochs = self.max_epochs or epochs
@@ -168,7 +184,8 @@ class FitOptions:
         every = max(1, epochs // CYCLE_VALIDATIONS) if cycle and self.patience is None else 1
         rates = default_rates(self.schedule, units, by_row)
         return replace(
-            self, max_epochs=epochs, patience=self.patience or patience, validate_every=self.validate_every or every,
+            self, max_epochs=epochs, batch_size=batch_size,
+            patience=self.patience or patience, validate_every=self.validate_every or every,
             learning_rate=self.learning_rate or rates.learning_rate,
             fast_learning_rate=self.fast_learning_rate or rates.fast_learning_rate,
             natural_rate=self.natural_rate or rates.natural_rate,
@@ -179,6 +196,11 @@ class FitOptions:
         """The rates of resolved options; those of constant rates for rows where they are None."""
         given = (self.learning_rate, self.fast_learning_rate, self.natural_rate)
         return Rates(*(rate or default for rate, default in zip(given, CONSTANT_ROWS, strict=True)))
+
+    @property
+    def batch(self) -> int:
+        """Rows or patients per step, of resolved options."""
+        return ROWS_PER_STEP if self.batch_size is None else self.batch_size
 
     @property
     def draws(self) -> int:

@@ -55,8 +55,8 @@ class Step:
                 group["lr"] = torch.tensor(group["lr"], device=device)
         self.take: TakesBatch = self._take
         if capture:
-            steps = -(-units // options.batch_size)
-            self.take = captured(self, self._take, min(units, options.batch_size), steps, self.snapshot)
+            steps = -(-units // options.batch)
+            self.take = captured(self, self._take, min(units, options.batch), steps, self.snapshot)
 
     def seed(self, number: int) -> None:
         """Seed the random numbers of a step, by its number since training began."""
@@ -121,7 +121,7 @@ class Validator:
         self.bound = bound
         self._run: TakesBatch = self._validate
         if captures(vae, options, loader.device, loader.team):
-            self._run = captured(self, self._validate, min(loader.units, options.batch_size))
+            self._run = captured(self, self._validate, min(loader.units, options.batch))
 
     @torch.no_grad()
     def __call__(self) -> tuple[float, float]:

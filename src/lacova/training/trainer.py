@@ -52,7 +52,7 @@ class Trainer:
     ) -> None:  # fmt: skip
         self.posterior_rows = posterior_rows or train
         self.vae, self.train, self.validation, self.checkpoint = vae, train, validation, checkpoint
-        self.team, self.options = train.team, options.resolved(train.units, train.by_row)
+        self.team, self.options = train.team, options.resolved(train.units, train.by_row, train.length)
         self.step = Step(vae, self.options, train.units, train.length, train.device, self.team)
         self.state = State(sums=torch.zeros(len(TERMS), dtype=torch.float64, device=train.device))
         if checkpoint is not None:

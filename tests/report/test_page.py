@@ -63,7 +63,7 @@ def test_how_the_model_was_trained_and_by_which_versions(model, path, page, tmp_
     shown = reproduction(page)
     assert shown["training"].startswith("GPPriorVAE(schema, prior='gp(day) + cat(arm) + cat(id)'")
     assert "latent_dim=3" in shown["training"]
-    assert ".fit(train, max_epochs=6, batch_size=25," in shown["training"]
+    assert ".fit(train, max_epochs=6, schedule='cycle'," in shown["training"]
     assert "model file written by" not in shown
     model.save(tmp_path / "m.lacova")
     loaded = lacova.load(tmp_path / "m.lacova")

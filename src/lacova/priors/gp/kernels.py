@@ -289,7 +289,7 @@ def _weights(group: _Group, variance: Tensor, masks: Tensor) -> Tensor:
 def _masks(group: _Group, x1: Tensor, x2: Tensor, pairs: torch.Size) -> Tensor:
     """Return Π_c 1[x_c = x'_c] of each component (R×pairs), as numbers."""
     product = None
-    for place in range(max(map(len, group.categorical), default=0)):
+    for place in range(max([0, *map(len, group.categorical)])):
         having = [len(categorical) > place for categorical in group.categorical]
         columns = tuple(c[place] if place < len(c) else 0 for c in group.categorical)
         equal = _columns(x1, columns)[..., :, None] == _columns(x2, columns)[..., None, :]

@@ -238,7 +238,7 @@ def patients(count=120, visits=5, seed=0, missing=0.1):
 @pytest.fixture(scope="module", params=[True, "intercept"], ids=["drifting", "constant"])
 def model(request):
     unfitted = lacova.GPPriorVAE(SCHEMA, latent_dim=2, inducing=10, patient_effects=request.param)
-    return unfitted.fit(patients(), max_epochs=60, batch_size=20, seed=0, device="cpu")
+    return unfitted.fit(patients(), max_epochs=30, batch_size=20, seed=0, device="cpu")
 
 
 def test_a_new_patients_random_effects_depend_on_its_covariates(model):
@@ -360,7 +360,7 @@ def dosed(count, seed=0):
 @pytest.fixture(scope="module")
 def dosing():
     unfitted = lacova.GPPriorVAE(DOSED, latent_dim=2, inducing=10)
-    return unfitted.fit(dosed(150), max_epochs=60, batch_size=20, seed=0, device="cpu")
+    return unfitted.fit(dosed(150), max_epochs=30, batch_size=20, seed=0, device="cpu")
 
 
 def test_a_new_patients_random_effects_depend_on_its_average_dose(dosing):

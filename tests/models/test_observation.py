@@ -356,7 +356,7 @@ def test_normal_scaling_helps_where_columns_are_not_normal():
     schema = Schema(["y"], {"x": "continuous"})
     nll = {}
     for scaling in ("standard", "normal"):
-        model = CVAE(schema, scaling=scaling, **SMALL).fit(frame.head(400), max_epochs=60)
+        model = CVAE(schema, scaling=scaling, **SMALL).fit(frame.head(400), max_epochs=30)
         nll[scaling] = model.score(frame.tail(200))["nll"]
         predicted = model.predict(frame.tail(200), interval=0.9)
         inside = (predicted["y_lower"] <= frame["y"].tail(200)) & (frame["y"].tail(200) <= predicted["y_upper"])

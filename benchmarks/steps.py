@@ -4,6 +4,7 @@
 
 W1  N=4000 images of 36×36, small convolutions, 4 covariates with 20% missing, L=32, M=60, 50 rows a batch.
 W2  200 patients of 20 visits, the same networks, L=32, M=120, 5 patients a batch (D̂⁴); "ragged" has 5 to 35 visits.
+CDISC, PBC  the default model of a clinical table, 10 patients a batch; with the folder of the study data (LACOVA_DATA).
 conv, dense  the paper's networks, 200 rows a batch, L=8, M=60, exact expectations: for a GPU.
 fit  a fit of rotated digits for 300 epochs with the paper's convolutions; also less the time of a fit of 1 epoch.
 import  `import lacova` against `import torch, pandas, sklearn`.
@@ -17,12 +18,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,7 +78,7 @@ class Pair:
         self, table: pd.DataFrame, schema: lacova.Schema, model: lacova.GPPriorVAE, batch: int, device: torch.device,
         compiled: bool,
     ) -> None:  # fmt: skip
-        encoder = TableEncoder.learn(schema, table, "none")
+        encoder = TableEncoder.learn(schema, table, model.scaling)
         encoded = encoder.encode(table)
         torch.manual_seed(0)
         self.vae = build(model, encoder, encoded, 0).to(device)
@@ -193,6 +196,16 @@ def step_workloads(device: torch.device, compiled: bool) -> dict[str, Callable[[
         "W2": lambda: pair(patients(np.full(200, 20)), 5, inducing=120, **small),
         "W2 ragged": lambda: pair(patients(ragged), 5, inducing=120, **small),
     }
+    if folder := os.environ.get("LACOVA_DATA"):
+        sys.path.insert(0, str(Path(__file__).parents[1]))
+        from reproduction.clinical.tasks import task
+
+        for name in ("CDISC", "PBC"):
+            one = task("impute", name.lower(), 0.2, 10, Path(folder))
+            model = lacova.GPPriorVAE(one.schema)
+            workloads[name] = lambda one=one, model=model: Pair(  # type: ignore[misc]
+                one.train, one.schema, model, 10, device, compiled
+            )
     if device.type == "cuda":
         workloads |= {
             "conv": lambda: pair(digits(4000), 200, networks="rotated-digits", **paper),

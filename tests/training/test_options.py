@@ -58,7 +58,7 @@ def test_small_tables_get_more_epochs_and_patience_unless_these_are_given():
 
 
 def test_the_steps_of_a_cycle_grow_with_the_root_of_the_table():
-    few, many = (FitOptions(batch_size=25).resolved(units=units) for units in (200, 20_000))
+    few, many = (FitOptions(batch_size=25).resolved(units, by_row=False) for units in (200, 20_000))
     assert few.epochs * 8 == 600
     assert many.epochs * 800 == pytest.approx(6000, rel=0.1)
     assert (few.patience_epochs, few.validate_every) == (75, 2)
@@ -66,6 +66,13 @@ def test_the_steps_of_a_cycle_grow_with_the_root_of_the_table():
     assert validated == [*range(1, 75, 2), 74]
     assert FitOptions(validate_every=5).resolved(units=200).validate_every == 5
     assert FitOptions(batch_size=25).resolved(units=1).epochs >= 1
+
+
+def test_few_rows_have_steps_in_proportion():
+    steps = {n: FitOptions().resolved(n).epochs * -(-n // 100) for n in (30, 300, 1500, 6000)}
+    assert steps[300] == pytest.approx(10 * steps[30], rel=0.05)
+    assert steps[1500] == pytest.approx(5 * steps[300], rel=0.05)
+    assert steps[6000] == pytest.approx(2 * steps[1500], rel=0.05)
 
 
 def test_many_visits_make_more_steps_of_fewer_patients():

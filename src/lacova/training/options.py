@@ -14,9 +14,10 @@ class TrainingError(RuntimeError):
 # Defaults of constant rates: this many epochs, or more if a small table has fewer steps than this in them.
 DEFAULT_EPOCHS, MIN_STEPS = 200, 3000
 DEFAULT_PATIENCE, MIN_PATIENCE_STEPS = 30, 400
-# Defaults of a cycle: this many steps for 200 patients or rows, growing with the square root of their number. Where
-# patients have more visits than this on average, these count as further patients.
+# Defaults of a cycle: this many steps for 200 patients, growing with the square root of their number, and the same for
+# rows if there are many. Where patients have more visits than this on average, these count as further patients.
 CYCLE_STEPS, CYCLE_UNITS, CYCLE_VISITS = 600, 200, 10
+FEW_ROWS = 1500  # below this, steps grow with the number of rows itself: more of them fit the noise
 CYCLE_VALIDATIONS = 30  # about how often validation rows are looked at
 STEPS_WORTH_COMPILING = 20_000  # compilation takes 75 s and saves about 4 ms per step on an H200
 
@@ -62,9 +63,9 @@ class FitOptions:
     """How to train.
 
     Args:
-        max_epochs: most passes over the training rows. None: as many as have about 600 steps for 200 patients or rows;
-            these grow with the square root of their number. For constant rates 200, or more if these have fewer than
-            3,000 steps.
+        max_epochs: most passes over the training rows. None: as many as have about 600 steps for 200 patients, or 1,600
+            for 1,500 rows. Steps grow with the square root of these numbers; below 1,500, with the number of rows
+            itself. For constant rates 200, or more if these have fewer than 3,000 steps.
         batch_size: rows per step, or patients per step if the schema has an instance column. None for 100 rows or 25
             patients; for 10 patients if they have many visits each or rates are constant.
         learning_rate: learning rate of Adam for the networks; None for one that suits the schedule and the table.
@@ -176,7 +177,8 @@ class FitOptions:
         steps, cycle = -(-units // min(units, batch_size)), self.schedule == "cycle"
         if cycle:
             size = units if by_row else max(units, rows / CYCLE_VISITS)
-            epochs = max(1, round(CYCLE_STEPS * (size / CYCLE_UNITS) ** 0.5 / steps))
+            few = min(1.0, units / FEW_ROWS) ** 0.5 if by_row else 1.0
+            epochs = max(1, round(few * CYCLE_STEPS * (size / CYCLE_UNITS) ** 0.5 / steps))
         else:
             epochs = max(DEFAULT_EPOCHS, -(-MIN_STEPS // steps))
         epochs = self.max_epochs or epochs

@@ -196,7 +196,7 @@ class WrongMass(StandardNormal):
 
 class CountsPadding(StandardNormal):
     def kl(self, scenarios, batch, q, q_x):
-        return super().kl(scenarios, replace(batch, real=None), q, q_x)
+        return super().kl(replace(scenarios, weight=torch.ones_like(scenarios.weight)), batch, q, q_x)
 
 
 @pytest.mark.parametrize(("prior", "sentence"), [(WrongMass, "not that of the draws"), (CountsPadding, "padding")])

@@ -66,13 +66,13 @@ def weighted_bound(vae, batch, draws, g):
     return weighted(vae, batch, vae.draw_eps(batch, draws, g), vae.covariate_posterior(batch))
 
 
-def linear_cvae(space, loading, slope, intercept, noise_var, covariate_prior):
+def linear_cvae(space, loading, slope, intercept, noise_var, covariate_prior, joint=False):
     """Return a model of y = loading z + slope features(x) + intercept + noise, z ~ N(0, I)."""
     d, latent = loading.shape
     vae = ConditionalVAE(
         space, d, latent, Dense((), ()), decoder_sees_x=True, prior=StandardNormal(latent),
         covariate_prior=covariate_prior, covariate_posterior=AmortisedPosterior(space, d, covariate_prior),
-        likelihood=Likelihood.gaussian(noise_var, floor=1e-6),
+        likelihood=Likelihood.gaussian(noise_var, floor=1e-6), joint=joint,
     ).double()  # fmt: skip
     layer = vae.decoder.network[0]
     layer.weight.data = torch.cat([loading, slope], 1)
@@ -124,7 +124,7 @@ def with_posterior(vae, z_mean, z_var, x_mean, x_var):
     return vae
 
 
-def some_vae(space, kind, latent=2, measurements=3, time="a"):
+def some_vae(space, kind, latent=2, measurements=3, time="a", joint=True):
     """Return a small random model of one of the KINDS, for MIXED columns first."""
     torch.manual_seed(0)
     prior = FactorisedPrior(
@@ -144,7 +144,7 @@ def some_vae(space, kind, latent=2, measurements=3, time="a"):
         space, measurements, latent, Dense((8,), (8,)), decoder_sees_x=kind in ("normal", "conditional"),
         prior=latent_prior, covariate_prior=prior,
         covariate_posterior=AmortisedPosterior(space, measurements, prior, hidden=(8,)),
-        likelihood=Likelihood.gaussian(torch.ones(measurements)),
+        likelihood=Likelihood.gaussian(torch.ones(measurements)), joint=joint,
     ).double()  # fmt: skip
 
 

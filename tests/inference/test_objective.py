@@ -133,7 +133,7 @@ def test_gp_elbo_never_exceeds_the_dense_likelihood(monkeypatch, instance, compo
     vae = ConditionalVAE(
         space, 1, 1, Dense((), ()), decoder_sees_x=False, prior=prior, covariate_prior=factorised,
         covariate_posterior=AmortisedPosterior(space, 1, factorised),
-        likelihood=Likelihood.gaussian(torch.tensor([0.3])),
+        likelihood=Likelihood.gaussian(torch.tensor([0.3])), joint=False,
     ).double()  # fmt: skip
     vae.decoder.network[0].weight.data.fill_(1.0)
     vae.decoder.network[0].bias.data.fill_(0.0)
@@ -271,7 +271,7 @@ def test_batch_columns_can_be_permuted():
 @pytest.mark.parametrize("gaps_in_time", [False, True])
 def test_exact_expectation_is_what_samples_estimate(kind, gaps_in_time):
     """Bound and natural statistics, integrated over x_u in closed form, against the mean over many samples."""
-    vae = some_vae(WITH_TIME, kind, time="t")
+    vae = some_vae(WITH_TIME, kind, time="t", joint=False)
     table = some_table(patients=PATIENTS)
     t = torch.linspace(-1, 1, 12, dtype=torch.float64)[:, None]
     known = torch.arange(12)[:, None] % 5 != 0 if gaps_in_time else torch.ones(12, 1, dtype=torch.bool)

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 import lacova
 from lacova.data.table_encoder import TableEncoder
 from lacova.inference.objective import bound
+from lacova.inference.vae import ENCODING_DRAWS
 from lacova.models.builder import build
 from lacova.training.options import FitOptions
 from tests.inference.cases import generator, whole_batch
@@ -61,7 +62,8 @@ def test_the_encoder_does_not_see_hidden_measurements_and_the_bound_has_all(impo
     other = replace(batch, y=torch.where(batch.y_mask & ~shown, batch.y + 9.0, batch.y))
     assert_close(vae.latents(other, eps.dropped_y)[:2], q_z[:2])
     assert (values - terms(thinned, without)).abs()[0] > 1.0  # which has fewer measurements
-    monkeypatch.setattr(vae, "latents", lambda *_: q_z)
+    latents = vae.latents
+    monkeypatch.setattr(vae, "latents", lambda *_, lines=None: latents(thinned, lines=lines))
     assert_close(values, terms(batch, without))
 
 
@@ -99,8 +101,29 @@ def test_embedding_is_that_of_the_encoder():
     encoder, vae = model.fitted()
     encoded = encoder.encode(table)
     mean, var = vae.encoder(encoded.y, encoded.y_mask, encoder.space.features(encoded.x, encoded.x_mask))
-    assert np.allclose(z, torch.cat([mean, var], 1).detach().numpy(), atol=1e-6)
+    complete = encoded.x_mask.all(1).numpy()
+    assert 0 < complete.sum() < len(table)
+    assert np.allclose(z[complete], torch.cat([mean, var], 1).detach().numpy()[complete], atol=1e-6)
     assert (z["z1_var"] > 0).all()
+
+
+@torch.no_grad()
+def test_moments_of_q_where_covariates_are_missing_are_those_over_their_draws():
+    vae, batch = vae_and_batch(longitudinal=False)
+    draws = 20_000
+    x = vae.draw_covariates(batch, draws, generator(1))
+    features = torch.cat([vae.space.values(x.flatten(0, 1)), batch.x_mask.double().repeat(draws, 1)], 1)
+    mean, var = vae.encoder(batch.y.repeat(draws, 1), batch.y_mask.repeat(draws, 1), features)
+    mean, var = (part.unflatten(0, (draws, -1)) for part in (mean, var))
+    own_mean, own_var = vae.encode(batch)
+    assert ((own_mean - mean.mean(0)).abs() <= 4 * mean.std(0) / ENCODING_DRAWS**0.5 + 1e-9).all()
+    gaps = ~batch.x_mask.all(1)
+    assert (mean.var(0)[gaps] > 0).all()  # q(z) depends on the missing covariates
+    assert_close((own_var - var.mean(0))[gaps].mean(), mean.var(0)[gaps].mean(), rtol=0.3, atol=0)
+    complete = vae.latents(batch)
+    assert_close(own_mean[~gaps], complete.mean[~gaps])
+    alone = vae.encode(batch.take(torch.arange(len(batch)) < 3))  # whatever the batch
+    assert_close(alone[0], own_mean[:3])
 
 
 def test_an_update_of_the_covariate_prior_stays_where_it_is_in_memory():

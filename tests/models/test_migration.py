@@ -57,6 +57,7 @@ def test_a_file_of_format_1_has_the_parts_that_a_fit_saves_today(name, tmp_path)
     _, model, train, validation, options = next(one for one in golden.cases() if one[0] == case)
     if hasattr(model, "lengthscales"):
         model.lengthscales = "own"  # as they were
+    model.joint_posterior = False
     before = {"schedule": "constant", "start": "random"}
     before |= CONSTANT_ROWS._asdict() if model.schema.instance is None else CONSTANT_PATIENTS._asdict()
     if isinstance(model, lacova.CVAE):
@@ -164,6 +165,7 @@ def test_a_model_of_format_1_has_length_scales_of_each_component():
 
 
 @pytest.mark.parametrize("model", ["CVAE", "GPVAE", "NotRegistered"])
-def test_models_without_the_setting_do_not_get_it(model):
+def test_models_without_a_setting_do_not_get_it(model):
     document = {"format_version": 2, "model": model, "settings": {"latent_dim": 2}}
-    assert migrated(document, {}) == (document, {})
+    added = {} if model == "NotRegistered" else {"joint_posterior": False}
+    assert migrated(document, {}) == (document | {"settings": {"latent_dim": 2} | added}, {})

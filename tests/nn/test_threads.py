@@ -36,7 +36,7 @@ def test_a_fit_and_an_answer_use_one_thread(monkeypatch):
     assert (seen, torch.get_num_threads()) == ({1}, 3)
     vae = model.vae
     latents = vae.latents
-    monkeypatch.setattr(vae, "latents", lambda *a: (seen.add(torch.get_num_threads()), latents(*a))[1])
+    monkeypatch.setattr(vae, "latents", lambda *a, **k: (seen.add(torch.get_num_threads()), latents(*a, **k))[1])
     model.impute(visits())
     model.predict(visits())
     assert (seen, torch.get_num_threads()) == ({1}, 3)

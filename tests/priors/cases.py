@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from lacova.covariates.scenarios import Scenarios
 from lacova.data.batches import Batch
 from lacova.nn.latents import Latents
 
@@ -31,7 +32,14 @@ def some_latents(count=6, latent=2):
     return Latents(mean, log_var.exp())
 
 
+def each_row(count, weight=None):
+    """Scenarios of rows without gaps; padding has weight 0."""
+    number, zero = torch.arange(count), torch.zeros(count, dtype=torch.long)
+    weight = torch.ones(count, dtype=torch.float64) if weight is None else weight
+    return Scenarios(torch.zeros(count, 1), number, number, zero, weight, number, zero, count, 1)
+
+
 def kl_without_x(prior, q, rows=slice(None)):
     """The KL of some rows under a prior that does not depend on x."""
     q = Latents(q.mean[rows], q.var[rows])
-    return prior.kl(None, batch_of(len(q.mean)), q, None).latent
+    return prior.kl(each_row(len(q.mean)), batch_of(len(q.mean)), q, None).latent

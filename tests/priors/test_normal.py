@@ -7,9 +7,8 @@ from torch.distributions import Normal, kl_divergence
 
 from lacova.covariates.scenarios import Scenarios
 from lacova.data.covariate_space import CovariateSpace
-from lacova.nn.latents import Latents
 from lacova.priors.normal import ConditionalNormal, StandardNormal
-from tests.priors.cases import batch_of, kl_without_x, some_latents
+from tests.priors.cases import batch_of, each_row, kl_without_x, some_latents
 
 SPACE = CovariateSpace(("age", "sex"), (0, 2), (False, False))
 X = torch.tensor([[0.3, 0.0], [-1.0, 1.0], [0.3, 1.0], [2.0, 0.0]], dtype=torch.float64)
@@ -28,22 +27,23 @@ def test_kl_of_the_standard_normal_is_summed_over_real_rows_and_scaled():
     q = some_latents()
     kl = kl_divergence(Normal(q.mean, q.var.sqrt()), Normal(0.0, 1.0)).sum(1)
     close(kl_without_x(StandardNormal(2), q), kl.sum())
-    padded = replace(batch_of(6, torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0]).double()), scale=2.5)
-    terms = StandardNormal(2).kl(None, padded, q, None)
+    real = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0]).double()
+    terms = StandardNormal(2).kl(each_row(6, real), replace(batch_of(6, real), scale=2.5), q, None)
     close(terms.latent, 2.5 * kl[[0, 2, 3]].sum())
     assert terms.inducing == 0
     assert terms.statistics is None
 
 
 def test_kl_of_the_conditional_normal_is_averaged_over_scenarios():
-    """Row 0 is complete; row 1 has two completions."""
-    prior, q = conditional(), some_latents(2)
+    """Row 0 is complete; row 1 has two completions, with a q(z) each."""
+    prior, q = conditional(), some_latents(3)
     row, weight = torch.tensor([0, 1, 1]), torch.tensor([1.0, 0.3, 0.7], dtype=torch.float64)
     number = torch.arange(3)
-    scenarios = Scenarios(X[:3], row, number, torch.zeros_like(number), weight)
+    slot = torch.tensor([0, 0, 1])
+    scenarios = Scenarios(X[:3], row, number, torch.zeros_like(number), weight, row, slot, 2, 2)
     mean, var = prior.predict(X[:3], number)
-    kl = kl_divergence(Normal(q.mean[row], q.var[row].sqrt()), Normal(mean, var.sqrt())).sum(1)
-    terms = prior.kl(scenarios, replace(batch_of(2), scale=2.5), Latents(q.mean, q.var), None)
+    kl = kl_divergence(Normal(q.mean, q.var.sqrt()), Normal(mean, var.sqrt())).sum(1)
+    terms = prior.kl(scenarios, replace(batch_of(2), scale=2.5), q, None)
     close(terms.latent, 2.5 * (kl * weight).sum())
 
 

@@ -14,7 +14,7 @@ from tests.tables import ROWS, VISITS, visits
 from tests.training.cases import Killed, hooked_step, kill
 
 SMALL = {"latent_dim": 1, "networks": Dense((4,), (4,))}
-SHORT = {"max_epochs": 14, "batch_size": 10, "seed": 2, "device": "cpu"}  # two epochs a member
+SHORT = {"max_epochs": 14, "batch_size": 10, "seed": 2, "device": "cpu"}  # a member of few rows has as many
 
 
 def encoded(schema):
@@ -82,7 +82,7 @@ def test_a_fit_that_is_killed_in_a_member_continues_to_the_same_ensemble(tmp_pat
     whole = CVAE(ROWS, **SMALL).fit(visits(), **options)
     taken = iter(range(10**6))
     with monkeypatch.context() as patch:
-        patch.setattr(Step, "__init__", hooked_step(lambda: kill() if next(taken) == steps + 8 + 5 else None))
+        patch.setattr(Step, "__init__", hooked_step(lambda: kill() if next(taken) == steps + 56 + 5 else None))
         with pytest.raises(Killed):
             CVAE(ROWS, **SMALL).fit(visits(), **options, checkpoint=tmp_path / "c", checkpoint_every=2)
     assert {file.name for file in tmp_path.iterdir()} == {"c", "c.member1", "c.member2"}
@@ -96,7 +96,7 @@ def test_an_interrupt_leaves_the_members_that_are_complete(monkeypatch):
     taken = iter(range(10**6))
 
     def interrupt():
-        if next(taken) == 14 * 4 + 8 + 3:
+        if next(taken) == 14 * 4 + 56 + 3:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Step, "__init__", hooked_step(interrupt))

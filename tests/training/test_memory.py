@@ -29,7 +29,8 @@ def parts():
         batch = Batch(empty, empty > 0, x[rows], torch.ones(500, 2, dtype=torch.bool), patient)
         line = torch.arange(500)
         group, units = (patient, 50) if instance else (line, 500)
-        yield Encoded(Scenarios(x[rows], line, group, line * 0, torch.ones(units)), batch,
+        yield Encoded(Scenarios(x[rows], line, group, line * 0, torch.ones(units),
+                    torch.arange(units), torch.zeros(units, dtype=torch.long), units, 1), batch,
                       torch.randn(500, latent, generator=g), torch.rand(500, latent, generator=g))
 
 with torch.no_grad():

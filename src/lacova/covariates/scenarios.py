@@ -40,6 +40,8 @@ class Scenarios:
         sample: index of the sample in each completed row (E,).
         weight: probability of each scenario (V,); sums to one over the scenarios of a unit, and carries the gradient
             with respect to the categorical probabilities.
+        unit, slot: unit of each scenario, and its place among the scenarios of that unit (V,).
+        units, slots: number of units, and how many scenarios a unit has at most.
         pad: completed rows by scenario, padded, where units are patients.
         open: indices of what still has gaps that are integrated over analytically: completed rows where units are
             patients, otherwise rows of the batch.
@@ -51,9 +53,23 @@ class Scenarios:
     scenario: Tensor
     sample: Tensor
     weight: Tensor
+    unit: Tensor
+    slot: Tensor
+    units: int
+    slots: int
     pad: Blocks | None = None
     open: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     open_real: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.double))
+
+    def by_slot(self, values: Tensor, rows: int) -> Tensor:
+        """Arrange values of the completed rows (E×…) as slots×rows×…, 0 where a unit has no such scenario."""
+        arranged = values.new_zeros(self.slots, rows, *values.shape[1:])
+        return arranged.index_put((self.slot[self.scenario], self.row), values)
+
+    @property
+    def slot_weight(self) -> Tensor:
+        """Weight of each scenario as slots×units, 0 where a unit has no such scenario."""
+        return self.weight.new_zeros(self.slots, self.units).index_put((self.slot, self.unit), self.weight)
 
     @property
     def row_weight(self) -> Tensor:
@@ -121,7 +137,7 @@ class Plan:
     Attributes:
         row, scenario, sample: of each line, as in `Scenarios` (E,).
         first: first line of each line's scenario (E,).
-        unit: unit of each scenario (V,).
+        unit, slot: unit of each scenario, and its place among the scenarios of that unit (V,).
         draw: which of the unit's draws each scenario holds (V,).
         probability: one over the number of the unit's draws (V,).
         line: line that each pair writes to (T,).
@@ -133,7 +149,7 @@ class Plan:
         row_unit: unit of each row of the batch (N,).
         pad: lines by scenario, padded, where units are patients.
         open, open_real: as in `Scenarios`.
-        units: number of units.
+        units, slots: number of units, and how many scenarios a unit has at most.
         draws_levels: whether any level is sampled.
     """
 
@@ -142,6 +158,7 @@ class Plan:
     sample: Tensor
     first: Tensor
     unit: Tensor
+    slot: Tensor
     draw: Tensor
     probability: Tensor
     line: Tensor
@@ -156,6 +173,7 @@ class Plan:
     open: Tensor
     open_real: Tensor
     units: int
+    slots: int
     draws_levels: bool
 
     def to(self, device: torch.device) -> Plan:
@@ -193,7 +211,10 @@ class Plan:
             x = x.index_put((self.line, self.entry_column), code.to(x.dtype))
             if self.pad is not None and any(space.static):
                 x = torch.where(space.on(x.device).static, x[self.first], x)
-        return Scenarios(x, self.row, self.scenario, self.sample, weight, self.pad, self.open, self.open_real)
+        return Scenarios(
+            x, self.row, self.scenario, self.sample, weight, self.unit, self.slot, self.units, self.slots, self.pad,
+            self.open, self.open_real,
+        )  # fmt: skip
 
 
 def complete(
@@ -274,12 +295,12 @@ def plan(
     sampled[entries.row[~entries.enumerated], entries.column[~entries.enumerated]] = True
     return Plan(
         row=row, scenario=scenario, sample=(draw % samples)[scenario], first=first_line[scenario],
-        unit=scenario_unit, draw=draw, probability=1.0 / draws[scenario_unit].double(),
+        unit=scenario_unit, slot=within, draw=draw, probability=1.0 / draws[scenario_unit].double(),
         line=first_line[entry_scenario] + entries.row[entry] - first_row[entries.unit[entry]],
         entry_row=entries.row[entry], entry_column=entries.column[entry], entry_scenario=entry_scenario, code=code,
         enumerated=enumerated, sampled=sampled, row_unit=unit, pad=blocks(scenario) if couple else None,
         open=open_rows, open_real=torch.ones(len(open_rows), dtype=torch.double),
-        units=len(counts), draws_levels=bool(sampled.any()),
+        units=len(counts), slots=int(per_unit.max()) if len(per_unit) else 1, draws_levels=bool(sampled.any()),
     )  # fmt: skip
 
 
@@ -295,10 +316,10 @@ def identity_plan(number: Tensor, real: Tensor, columns: int, open_rows: Tensor,
     none = number[:0]
     return Plan(
         row=number, scenario=number, sample=torch.zeros_like(number), first=number, unit=number,
-        draw=torch.zeros_like(number), probability=real, line=none, entry_row=none, entry_column=none,
-        entry_scenario=none, code=none, enumerated=none.bool(),
+        slot=torch.zeros_like(number), draw=torch.zeros_like(number), probability=real, line=none, entry_row=none,
+        entry_column=none, entry_scenario=none, code=none, enumerated=none.bool(),
         sampled=torch.zeros(len(number), columns, dtype=torch.bool, device=number.device),
-        row_unit=number, pad=None, open=open_rows, open_real=open_real, units=len(number), draws_levels=False,
+        row_unit=number, pad=None, open=open_rows, open_real=open_real, units=len(number), slots=1, draws_levels=False,
     )  # fmt: skip
 
 
@@ -348,6 +369,16 @@ def _missing_levels(
     stride = torch.where(enumerated, (running - size).exp().round(), 1.0).long()
     states = torch.zeros_like(before).index_add(0, owner[enumerated], size[enumerated])
     return _MissingLevels(owner, row, column, levels, enumerated, stride, states.exp().round().long())
+
+
+def fill(distribution: FactorisedDistribution, batch: Batch, space: CovariateSpace, eps: StandardDraws) -> Tensor:
+    """Fill gaps by draws (S×N×Q), shared within a patient if visit-constant; `eps` is of each row, or one for all."""
+    x = distribution.mean + distribution.var.sqrt() * eps.x
+    if space.categorical:
+        categorical = space.on(x.device).categorical
+        levels = draw_levels(distribution, space, eps.uniform[: len(x)])
+        x = x.index_copy(-1, categorical, levels[..., categorical].to(x.dtype))
+    return torch.where(batch.x_mask, batch.x, share_static(x, batch, space))
 
 
 def draw_levels(distribution: FactorisedDistribution, space: CovariateSpace, uniform: Tensor) -> Tensor:

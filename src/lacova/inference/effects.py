@@ -202,8 +202,8 @@ def _random_effects(
     random_effects = vae.random_effects
     if random_effects is None:
         return 0.0, {}
-    mean, var = vae.encode(batch)
-    z = mean + var.sqrt() * _standard_normal((len(x), *mean.shape), x, generator)
+    mean, var, _ = vae.latents_at(batch, x)
+    z = mean + var.sqrt() * _standard_normal((len(x), *mean.shape[-2:]), x, generator)
     outputs = _decode(vae, z, x)
     zeros, fixed_part = torch.zeros_like(outputs), None
     by_component: dict[int, Tensor] = {}

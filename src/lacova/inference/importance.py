@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from lacova.covariates import factorised
-from lacova.covariates.scenarios import StandardDraws, draw_levels
+from lacova.covariates.scenarios import StandardDraws, fill
 from lacova.data.batches import Batch
-from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import FactorisedDistribution
-from lacova.inference.vae import ConditionalVAE
+from lacova.inference.vae import ConditionalVAE, Lines
 from lacova.nn.latents import Latents
 from lacova.priors.base import Density, LatentPrior
 
@@ -76,10 +75,13 @@ def importance_sample(
             p(y_o | z, x).
     """
     draws, n = eps.z.shape[:2]
-    x = _draw_covariates(q_x, batch, vae.space, eps)
+    x = fill(q_x, batch, vae.space, eps)
     flat = x.flatten(0, 1)
     entries = factorised.free_entries(batch, vae.space) if by_patient else ~batch.x_mask
-    q_z = vae.latents(batch, eps.dropped_y)
+    lines = Lines(flat, torch.arange(n, device=x.device).repeat(draws)) if vae.joint else None
+    q_z = vae.latents(batch, eps.dropped_y, lines=lines)
+    if lines is not None:
+        q_z = Latents(*(part.unflatten(0, (draws, n)) for part in q_z[:2]))
     if not by_patient:
         q_z = q_z._replace(chain=None)
     if prior_proposal or defensive:
@@ -130,16 +132,6 @@ def _log_likelihood(vae: ConditionalVAE, batch: Batch, x: Tensor, outputs: Tenso
         return likelihood.log_prob(outputs, batch.y, batch.y_mask, effects.var)
     outputs = likelihood.add_to_gaussian(outputs, fixed_part.mean)
     return likelihood.log_prob(outputs, batch.y, batch.y_mask, effects.var + fixed_part.var)
-
-
-def _draw_covariates(q_x: FactorisedDistribution, batch: Batch, space: CovariateSpace, eps: StandardDraws) -> Tensor:
-    """Draw completed covariates (K×N̂×Q), shared within a patient if visit-constant."""
-    x = q_x.mean + q_x.var.sqrt() * eps.x
-    if space.categorical:
-        categorical = space.on(x.device).categorical
-        levels = draw_levels(q_x, space, eps.uniform[: len(x)])
-        x = x.index_copy(-1, categorical, levels[..., categorical].to(x.dtype))
-    return torch.where(batch.x_mask, batch.x, factorised.share_static(x, batch, space))
 
 
 def sum_within_units(values: Tensor, batch: Batch, vae: ConditionalVAE) -> Tensor:

@@ -43,8 +43,8 @@ def imputation_draws(
         )
         best, probs = most_probable(q_x, batch, vae.space), level_probabilities(q_x, batch)
         if measured.any():
-            q = vae.latents(batch).take(measured)
-            eps = torch.randn(draws, *q.mean.shape, generator=generator, device=x.device, dtype=q.mean.dtype)
+            q = vae.latents_at(batch, x).take(measured)
+            eps = torch.randn(draws, *q.mean.shape[-2:], generator=generator, device=x.device, dtype=q.mean.dtype)
             z, own = q.draw(eps), x[:, measured]
             outputs = vae.decode(z.flatten(0, 1), own.flatten(0, 1)).unflatten(0, (draws, -1))
             fixed_part = vae.fixed_part_at(x, batch, coefficients)  # over all visits, measured or not

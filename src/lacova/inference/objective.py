@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lacova.covariates.masked_loss import masked_log_prob
-from lacova.covariates.scenarios import Plan, StandardDraws, complete
+from lacova.covariates.scenarios import Plan, Scenarios, StandardDraws, complete
 from lacova.data.batches import Batch
 from lacova.data.distributions import FactorisedDistribution
 from lacova.inference.importance import (
@@ -18,7 +18,8 @@ from lacova.inference.importance import (
     sum_within_units,
     units_to_rows,
 )
-from lacova.inference.vae import ConditionalVAE
+from lacova.inference.vae import ConditionalVAE, Lines
+from lacova.likelihoods.random_effects import Factorisation
 from lacova.priors.base import Encoded, NaturalStatistics
 
 # The terms that a training record has, per row.
@@ -108,32 +109,52 @@ def bound(
     if importance or vae.missingness is not None:
         terms = weighted(vae, batch, eps, q_x)
     else:
-        factorisation = vae.factorise_effects(batch)
-        q_z = vae.latents(batch, eps.dropped_y, factorisation)
         scenarios = plan.scenarios(q_x, batch, vae.space, eps)
         kl_covariates = batch.scale * vae.covariate_prior.kl(q_x, scenarios, batch)
-        prior = vae.prior.kl(scenarios, batch, q_z, q_x)
-        z, inducing = q_z.draw(eps.z), prior.inducing
-        if vae.decoder_sees_x:
-            row = scenarios.row
-            outputs = vae.decode(z[scenarios.sample, row], scenarios.x)
-            log_likelihood = vae.likelihood.log_prob(outputs, batch.y[row], batch.y_mask[row])
-            reconstruction = (log_likelihood * scenarios.row_weight).sum()
+        factorisation = vae.factorise_effects(batch)
+        if vae.joint:
+            q_z = vae.latents(batch, eps.dropped_y, factorisation, lines=Lines(scenarios.x, scenarios.row))
+            z = q_z.mean + q_z.var.sqrt() * eps.z[scenarios.sample, scenarios.row]
         else:
-            outputs = vae.decode(z.flatten(0, 1), batch.x).unflatten(0, z.shape[:2])
-            reconstruction = vae.likelihood.log_prob(outputs, batch.y, batch.y_mask).mean(0).sum()
-            if vae.random_effects is not None:
-                # The model takes random effects of different measurements for independent. They are not, and the
-                # gradient of q(x_u) would count the same evidence several times: it is cut here.
-                fixed_part = vae.fixed_part(batch, q_x.detach())
-                gain = vae.random_effects.gain(*vae.likelihood.gaussian_part(outputs, batch), fixed_part, factorisation)
-                reconstruction = reconstruction + gain.mean(0).sum()
-                inducing = inducing + vae.random_effects.kl()
+            rows = vae.latents(batch, eps.dropped_y, factorisation)
+            q_z, z = rows.at(scenarios.row) if vae.prior.by_scenario else rows, rows.draw(eps.z)
+            z = z[scenarios.sample, scenarios.row] if vae.decoder_sees_x else z
+        prior = vae.prior.kl(scenarios, batch, q_z, q_x)
+        reconstruction = _reconstruction(vae, batch, scenarios, z, q_x, factorisation)
+        inducing = prior.inducing + (0.0 if vae.random_effects is None else vae.random_effects.kl())
         terms = Terms(batch.scale * reconstruction, prior.latent, inducing, kl_covariates, prior.statistics)
     if masked is None:
         return terms
     log_q = batch.scale * masked_log_prob(posterior(masked, y_embedding), batch, masked, vae.space)
     return replace(terms, masked_log_prob=log_q)
+
+
+def _reconstruction(
+    vae: ConditionalVAE, batch: Batch, scenarios: Scenarios, z: Tensor, q_x: FactorisedDistribution,
+    factorisation: Factorisation | None,
+) -> Tensor:  # fmt: skip
+    """Return E_q log p(Y_o | Z [, X]) of a batch, random effects integrated out.
+
+    z has a line for each completed row (K×L); or, where neither q(z) nor the decoder depends on x_u, draws of each row
+    (S×N̂×L).
+    """
+    if z.dim() == 2:
+        row = scenarios.row
+        outputs = vae.decode(z, scenarios.x)
+        log_likelihood = vae.likelihood.log_prob(outputs, batch.y[row], batch.y_mask[row])
+        total = (log_likelihood * scenarios.row_weight).sum()
+    else:
+        outputs = vae.decode(z.flatten(0, 1), batch.x).unflatten(0, z.shape[:2])
+        total = vae.likelihood.log_prob(outputs, batch.y, batch.y_mask).mean(0).sum()
+    if vae.random_effects is None:
+        return total
+    if z.dim() == 2:
+        outputs, weight = scenarios.by_slot(outputs, len(batch)), scenarios.slot_weight
+    # The model takes random effects of different measurements for independent. They are not, and the gradient of q(x_u)
+    # would count the same evidence several times: it is cut here.
+    fixed_part = vae.fixed_part(batch, q_x.detach())
+    gain = vae.random_effects.gain(*vae.likelihood.gaussian_part(outputs, batch), fixed_part, factorisation)
+    return total + ((gain * weight).sum() if z.dim() == 2 else gain.mean(0).sum())
 
 
 def weighted(vae: ConditionalVAE, batch: Batch, eps: StandardDraws, q_x: FactorisedDistribution) -> Terms:
@@ -168,9 +189,10 @@ def encode(vae: ConditionalVAE, batch: Batch, generator: torch.Generator, sample
     """Return the input of `LatentPrior.cache_posterior`: scenarios and q(Z) of one batch."""
     scenarios = complete(
         vae.covariate_posterior(batch), batch, vae.space,
-        couple=vae.prior.couples_rows, samples=samples, generator=generator, cap=cap,
+        couple=vae.couples_scenarios, samples=samples, generator=generator, cap=cap,
     )  # fmt: skip
-    return Encoded(scenarios, batch, *vae.encode(batch))
+    lines = Lines(scenarios.x, scenarios.row) if vae.prior.by_scenario else None
+    return Encoded(scenarios, batch, *vae.latents(batch, lines=lines)[:2])
 
 
 @torch.no_grad()

@@ -83,9 +83,9 @@ def history_latents(vae: ConditionalVAE, prediction: PredictionBatch, generator:
     """Draw z of the history (draws×h×L), on which patients' random effects depend; None without random effects."""
     if vae.random_effects is None:
         return None
-    mean, var = (part[~prediction.new] for part in vae.encode(prediction.batch))
+    mean, var, _ = vae.latents_at(prediction.batch, prediction.x).take(~prediction.new)
     draws = len(prediction.x) * prediction.times
-    return mean + var.sqrt() * standard_normal(mean.expand(draws, *mean.shape), generator)
+    return mean + var.sqrt() * standard_normal(mean.expand(draws, *mean.shape[-2:]), generator)
 
 
 def draw_new_rows(
@@ -115,9 +115,10 @@ def draw_new_rows(
 def history_of(vae: ConditionalVAE, batch: Batch, x: Tensor, past: Tensor, trained: Tensor) -> History:
     """Return the rows marked `past` (n,) as a history, once for each version of x (versions×n×Q)."""
     draws = len(x)
-    mean, var, chain = vae.latents(batch)
+    mean, var, chain = vae.latents_at(batch, x)
+    mean, var = (part.expand(draws, -1, -1)[:, past].flatten(0, 1) for part in (mean, var))
     group = torch.arange(draws, device=x.device)[:, None] * batch.patients + batch.patient[past]
     return History(
-        x[:, past].flatten(0, 1), mean[past].repeat(draws, 1), var[past].repeat(draws, 1),
-        group.flatten(), trained.repeat(draws), None if chain is None else chain.take(past, draws),
+        x[:, past].flatten(0, 1), mean, var, group.flatten(), trained.repeat(draws),
+        None if chain is None else chain.take(past, draws),
     )  # fmt: skip

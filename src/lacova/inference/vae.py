@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lacova.covariates import factorised
 from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import CovariatePrior, conditional_prior
-from lacova.covariates.scenarios import Plan, StandardDraws, plan
+from lacova.covariates.scenarios import Plan, StandardDraws, fill, plan
 from lacova.data.batches import Batch
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import FactorisedDistribution
@@ -23,8 +23,10 @@ from lacova.likelihoods.likelihood import Likelihood
 from lacova.likelihoods.missingness import Missingness
 from lacova.likelihoods.random_effects import Factorisation, RandomIntercepts
 from lacova.nn.latents import Latents
-from lacova.nn.networks import Networks
+from lacova.nn.networks import Encoder, Networks
 from lacova.priors.base import LatentPrior
+
+ENCODING_DRAWS = 50  # completions of x over which the moments of q(z) are taken
 
 
 class Observed(NamedTuple):
@@ -40,8 +42,15 @@ class Observed(NamedTuple):
     outputs: Tensor | None = None
 
 
+class Lines(NamedTuple):
+    """Completed rows: covariates (K×Q), and the row of the batch behind each (K,)."""
+
+    x: Tensor
+    row: Tensor
+
+
 class ConditionalVAE(nn.Module):
-    """p(y | z [, x]) p(z | x) p(x) with q(z | y_o, x_o) q(x_u | ·).
+    """p(y | z [, x]) p(z | x) p(x) with q(z | y_o, x) q(x_u | ·), or q(z | y_o, x_o) q(x_u | ·).
 
     Args:
         space: layout of X.
@@ -54,13 +63,15 @@ class ConditionalVAE(nn.Module):
         likelihood: p(y_o | decoder outputs).
         random_effects: patients' random effects on the Gaussian measurements, if there are any.
         missingness: p(mask | y), where gaps in y may depend on the missing values; for Gaussian measurements.
+        joint: whether q(z) depends on the missing covariates that were drawn, so that draws of both belong together.
+            It is left out where the prior integrates over x_u, or where the encoder couples rows.
     """
 
     def __init__(
         self, space: CovariateSpace, measurements: int | MeasurementSpace, latent_dim: int, networks: Networks, *,
         decoder_sees_x: bool, prior: LatentPrior, covariate_prior: CovariatePrior,
         covariate_posterior: AmortisedPosterior, likelihood: Likelihood,
-        random_effects: RandomIntercepts | None = None, missingness: Missingness | None = None,
+        random_effects: RandomIntercepts | None = None, missingness: Missingness | None = None, joint: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
         self.space, self.measurements = space, MeasurementSpace.of(measurements)
@@ -76,6 +87,7 @@ class ConditionalVAE(nn.Module):
         self.prior = prior
         self.covariate_prior = covariate_prior
         self.covariate_posterior = covariate_posterior
+        self._joint = joint
 
     @property
     def device(self) -> torch.device:
@@ -91,6 +103,16 @@ class ConditionalVAE(nn.Module):
         """Whether rows of a patient share unknowns: gaps in visit-constant columns, z, or random effects."""
         return self.prior.couples_rows or self.random_effects is not None or any(self.space.static)
 
+    @property
+    def joint(self) -> bool:
+        """Whether q(z) depends on the missing covariates that were drawn."""
+        return self._joint and self.prior.by_scenario and not hasattr(self.encoder, "latents")
+
+    @property
+    def couples_scenarios(self) -> bool:
+        """Whether a scenario completes a patient rather than a row."""
+        return self.prior.couples_rows or (self.joint and self.random_effects is not None)
+
     def condition(self, table: Table) -> Table:
         """Return the table with the conditional prior of its gaps, on the device where the table is."""
         prior, device = self.covariate_prior, table.x.device
@@ -101,8 +123,9 @@ class ConditionalVAE(nn.Module):
     def plan(self, x_mask: Tensor, patient: Tensor, samples: int, cap: int | None) -> Plan:
         """Return which scenarios the bound sums over for a batch with this mask and these patients, on the host."""
         return plan(
-            x_mask, patient, self.space, couple=self.prior.couples_rows, samples=samples, cap=cap,
-            every_unit=self.decoder_sees_x, columns=self.prior.scenario_columns, integrate=self.prior.integrates,
+            x_mask, patient, self.space, couple=self.couples_scenarios, samples=samples, cap=cap,
+            every_unit=self.decoder_sees_x or self.joint, columns=self.prior.scenario_columns,
+            integrate=self.prior.integrates,
         )  # fmt: skip
 
     def draw_eps(self, batch: Batch, samples: int, generator: torch.Generator, dropout: float = 0.0) -> StandardDraws:
@@ -121,23 +144,25 @@ class ConditionalVAE(nn.Module):
 
     # q(z), the decoder, and p(y | z, x)
 
-    def encode(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return mean and variance of q(z_i) of each row (N̂×L each)."""
-        return self.latents(batch)[:2]
-
     def latents(
-        self, batch: Batch, hidden: Tensor | None = None, factorisation: Factorisation | None = None
-    ) -> Latents:
-        """Return q(Z) of the rows.
+        self, batch: Batch, hidden: Tensor | None = None, factorisation: Factorisation | None = None,
+        lines: Lines | None = None,
+    ) -> Latents:  # fmt: skip
+        """Return q(Z) of the rows (N̂×L each), or of completed rows (K×L each) where there are `lines`.
 
         `hidden` measurements (N̂×D) do not enter the encoder, unless all those of a row are hidden. Where patients have
         random effects, the encoder sees their expectation, and the measurements less that expectation. `factorisation`
         is that of the random effects for this batch, if it has been computed.
         """
+        if lines is not None and not self.joint:
+            return self.latents(batch, hidden, factorisation).at(lines.row)
         if hidden is not None:
             shown = batch.y_mask & ~hidden
             batch = replace(batch, y_mask=torch.where(shown.any(1, keepdim=True), shown, batch.y_mask))
-        y, features = batch.y, self.space.features(batch.x, batch.x_mask)
+        y, row = batch.y, None if lines is None else lines.row
+        features = self.space.features(batch.x, batch.x_mask)
+        if lines is not None:
+            features = torch.cat([self.space.values(lines.x), batch.x_mask[lines.row].to(y.dtype)], dim=1)
         if self.random_effects is not None:
             zeros = y.new_zeros(len(y), self.measurements.output_width)
             with torch.no_grad():
@@ -145,13 +170,46 @@ class ConditionalVAE(nn.Module):
                 gaussian = self.likelihood.gaussian_part(zeros, batch)
                 factorisation = factorisation if hidden is None else None
                 effects = self.random_effects.expect(*gaussian, self.fixed_part(batch, prior), factorisation)
-            features = torch.cat([features, effects], dim=1)
+            features = torch.cat([features, effects if row is None else effects[row]], dim=1)
             y = self.likelihood.subtract_from_gaussian(y, effects)
         latents = getattr(self.encoder, "latents", None)  # an encoder that couples rows
         if latents is not None:
             coupled: Latents = latents(y, batch, features)
             return coupled
-        return Latents(*self.encoder(y, batch.y_mask, features))
+        if row is None:
+            return Latents(*self.encoder(y, batch.y_mask, features))
+        if isinstance(self.encoder, Encoder):
+            return Latents(*self.encoder(y, batch.y_mask, features, row))
+        return Latents(*self.encoder(y[row], batch.y_mask[row], features))
+
+    def latents_at(self, batch: Batch, x: Tensor) -> Latents:
+        """Return q(Z) of the rows at completed covariates (draws×N̂×Q): draws×N̂×L, or N̂×L if it is the same in all.
+
+        Rows without gaps are encoded once.
+        """
+        gaps = ~batch.x_mask.all(1)
+        if not self.joint or not gaps.any():
+            return self.latents(batch)
+        row = gaps.nonzero()[:, 0]
+        at_gaps = self.latents(batch, lines=Lines(x[:, row].flatten(0, 1), row.repeat(len(x))))
+        whole = self.latents(batch)
+        mean, var = (
+            every.expand(len(x), -1, -1).index_copy(1, row, own.unflatten(0, (len(x), -1)))
+            for every, own in zip(whole[:2], at_gaps[:2], strict=True)
+        )
+        return Latents(mean, var)
+
+    def encode(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return mean and variance of q(z_i) of each row (N̂×L each), over draws of missing covariates.
+
+        All rows have the same random numbers, whatever the batch.
+        """
+        if not self.joint or batch.x_mask.all():
+            return self.latents(batch)[:2]
+        generator = torch.Generator(batch.x.device).manual_seed(0)
+        eps = StandardDraws.draw(batch.x[:1], ENCODING_DRAWS, 0, self.space, generator)
+        q = self.latents_at(batch, fill(self.covariate_distribution(batch), batch, self.space, eps))
+        return q.mean.mean(0), q.var.mean(0) + q.mean.var(0, correction=0)
 
     def factorise_effects(self, batch: Batch) -> Factorisation | None:
         """Return what the terms of the random effects share in one batch; None if they share nothing."""

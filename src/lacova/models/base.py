@@ -54,6 +54,10 @@ class Model(Inference, ABC):
             the same posterior. "paper": independent columns, and q(x_u | x_o). Or fill X once before training: "mean",
             "knn", "iterative", "zero"; "oracle" demands complete X. Or a registered `CovariatePrior` of your own,
             as a class, or as `functools.partial` of it with its configuration.
+        joint_posterior: True: q(z) sees the covariates, drawn where they are missing, so that draws of X and Y belong
+            together. False: it sees what is observed of them, as in the paper; a missing covariate and a missing
+            measurement are then drawn independently, given what is observed. None: True where the model allows it, but
+            False with covariates "paper".
         covariate_prior: domain knowledge that replaces the observed moments or frequencies of some covariates:
             `{"height": (170, 10), "sex": {"f": 0.5, "m": 0.5}}`; for "factorised" and "paper".
         noise_floor: least noise variance of a (scaled) measurement.
@@ -85,6 +89,7 @@ class Model(Inference, ABC):
         scaling: Scaling = "standard",
         covariates: Covariates | type[CovariatePrior] | partial[CovariatePrior] = "joint",
         covariate_prior: Mapping[str, object] | None = None, noise_floor: float = NOISE_FLOOR,
+        joint_posterior: bool | None = None,
     ) -> None:  # fmt: skip
         latent_dim = whole_number(latent_dim, "latent_dim")
         if covariates not in get_args(Covariates):
@@ -94,6 +99,8 @@ class Model(Inference, ABC):
                 f"covariate_prior states independent columns, but covariates is {covariates!r}; "
                 'use covariates="factorised".'
             )
+        if joint_posterior not in (True, False, None):
+            raise ValueError(f"joint_posterior is {joint_posterior!r}; expected True, False or None.")
         check_scaling(scaling)
         if not noise_floor > 0:
             raise ValueError(f"noise_floor must be positive, got {noise_floor!r}.")
@@ -105,6 +112,7 @@ class Model(Inference, ABC):
         self.covariates: Any = covariates
         self.covariate_prior = dict(covariate_prior or {})
         self.noise_floor = noise_floor
+        self.joint_posterior = joint_posterior
         self.encoder: TableEncoder | None = None
         self.fill: Fill | None = None
         self.vae: ConditionalVAE | None = None
@@ -125,6 +133,11 @@ class Model(Inference, ABC):
     def latent_weight(self) -> float:
         """The initial weight of the latent KL, unless a fit says otherwise."""
         return 1.0
+
+    @property
+    def _joint(self) -> bool:
+        """Whether q(z) sees the missing covariates that were drawn, if the prior and the encoder allow it."""
+        return self.covariates != "paper" if self.joint_posterior is None else self.joint_posterior
 
     @property
     def _has_random_effects(self) -> bool:

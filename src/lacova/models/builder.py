@@ -40,6 +40,8 @@ class Blueprint(Protocol):
     decoder_sees_x: bool
 
     @property
+    def _joint(self) -> bool: ...
+    @property
     def _has_random_effects(self) -> bool: ...
     @property
     def _effects_drift(self) -> bool: ...
@@ -136,7 +138,7 @@ def _join(
     return ConditionalVAE(
         space, encoder.measurements, model.latent_dim, model._networks(encoder), decoder_sees_x=model.decoder_sees_x,
         prior=latent, covariate_prior=prior, covariate_posterior=posterior, likelihood=likelihood,
-        random_effects=random_effects, missingness=missingness,
+        random_effects=random_effects, missingness=missingness, joint=model._joint,
     )  # fmt: skip
 
 

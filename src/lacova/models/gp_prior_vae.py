@@ -44,7 +44,8 @@ class GPPriorVAE(Model):
             terms of the instance; or each term's "own". Each latent dimension has its length-scales either way.
         inducing: M, number of inducing inputs.
         expectation: "sample" or "exact": how the bound is integrated over missing covariates. Exact sums are for
-            formulas of `gp` and `cat`, and grow with the square of the number of components.
+            formulas of `gp` and `cat`, grow with the square of the number of components, and leave out
+            `joint_posterior`.
         patient_effects: give each instance a random effect on each Gaussian or log-normal measurement, which is
             integrated out exactly. True: a random intercept that drifts with the time of the schema, if there is one
             and there are at most 200 measurements. "intercept": a constant one. False, or without an instance column:
@@ -68,6 +69,11 @@ class GPPriorVAE(Model):
         super().__init__(schema, **settings)
         if expectation not in ("sample", "exact"):
             raise ValueError(f"expectation is {expectation!r}; expected 'sample' or 'exact'.")
+        if expectation == "exact" and self.joint_posterior:
+            raise ValueError(
+                'expectation="exact" integrates over missing covariates that q(z) does not see: use '
+                'joint_posterior=False with it, or expectation="sample".'
+            )
         if lengthscales not in ("shared", "own"):
             raise ValueError(f"lengthscales is {lengthscales!r}; expected 'shared' or 'own'.")
         if patient_effects not in (True, False, "intercept"):

@@ -31,7 +31,7 @@ from lacova.inference.objective import elbo, log_likelihood
 from lacova.inference.predict import paired_draws, predictive_draws
 from lacova.inference.score import DrawsAndTruth, by_column, overall
 from lacova.inference.summaries import completed, completed_draws, predicted, predicted_draws, summarise
-from lacova.inference.vae import ConditionalVAE
+from lacova.inference.vae import ENCODING_DRAWS, ConditionalVAE
 from lacova.inference.what_if import WhatIf, compare, encode_setting, from_text
 from lacova.likelihoods.moments import Moments
 from lacova.models.checks import check_interval, history_in_memory, in_memory, no_output_file, whole_number
@@ -394,7 +394,7 @@ class Inference:
         frame, origin = to_pandas(data, self.schema.columns)
         table = self.encode(frame)
         values = torch.empty(len(table), 2 * self.latent_dim, dtype=torch.float64)
-        for rows, batch in chunks(table, 1):
+        for rows, batch in chunks(table, ENCODING_DRAWS):
             values[rows] = torch.cat(vae.encode(batch), dim=1).double().cpu()
         names = [f"z{k + 1}" for k in range(self.latent_dim)]
         columns = [*names, *(f"{name}_var" for name in names)]

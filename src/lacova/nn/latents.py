@@ -47,7 +47,8 @@ class Latents(NamedTuple):
     """q(Z) of N rows.
 
     Attributes:
-        mean, var: mean and variance of each row (N×L each).
+        mean, var: mean and variance of each row (N×L each), or of each row at several completions of its covariates
+            (draws×N×L).
         chain: coupling of each patient's rows; None where rows are independent.
     """
 
@@ -58,7 +59,11 @@ class Latents(NamedTuple):
     def take(self, rows: Tensor) -> Latents:
         """Return q of the rows chosen by a mask (N,), which must include every row of the chain."""
         chain = None if self.chain is None else self.chain.take(rows)
-        return Latents(self.mean[rows], self.var[rows], chain)
+        return Latents(self.mean[..., rows, :], self.var[..., rows, :], chain)
+
+    def at(self, lines: Tensor) -> Latents:
+        """Return q of the rows behind some lines (K,), each row by itself."""
+        return Latents(self.mean[lines], self.var[lines])
 
     def draw(self, eps: Tensor) -> Tensor:
         """Draw z (S×N×L) from standard normals `eps` of the same shape."""

@@ -197,8 +197,10 @@ class Encoder(nn.Module):
         self.trunk, width = networks.build_trunk(self.measurements)
         self.head = mlp([rows * width + features, *networks.encoder, outputs * latent_dim])
 
-    def forward(self, y: Tensor, y_mask: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, y: Tensor, y_mask: Tensor, features: Tensor, row: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return mean and variance of q(z) of each row, or of the rows `row` (K,) with features of their own (K×…)."""
         image = self.trunk(self.measurements.features(y, y_mask))
+        image = image if row is None else image[row]
         mean, log_var = self.head(torch.cat([image, features], dim=1)).chunk(2, dim=1)
         return mean, log_var.clamp(*LOG_VAR_RANGE).exp()
 

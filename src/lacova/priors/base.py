@@ -44,7 +44,10 @@ class PriorTerms(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """Scenarios and q(Z) (mean and variance N̂×L) of one batch of training rows, for `LatentPrior.cache_posterior`."""
+    """Scenarios and q(Z) of one batch of training rows, for `LatentPrior.cache_posterior`.
+
+    Mean and variance are those of the rows (N̂×L), or of the completed rows (K×L) for a prior that is `by_scenario`.
+    """
 
     scenarios: Scenarios
     batch: Batch
@@ -115,6 +118,8 @@ class LatentPrior(nn.Module, ABC):
         width: numbers per row and draw that `predict` and `sample` hold at a time; it limits the size of batches.
             Default: 1.
         integrates: whether `kl` integrates over q(x_u) in closed form where scenarios leave gaps. Default: False.
+        by_scenario: whether `kl` takes q(Z) of each completed row, so that q(z) can depend on the covariates of the
+            scenario. Default: False, q(Z) of each row.
         scenario_columns: columns of X whose gaps scenarios must complete; None for all. Default: None.
         fast: whether Adam moves its parameters at `fast_learning_rate`, as it does kernel parameters. Default: False.
 
@@ -126,6 +131,7 @@ class LatentPrior(nn.Module, ABC):
     couples_rows: bool = False
     width: int = 1
     integrates: bool = False
+    by_scenario: bool = False
     scenario_columns: Sequence[int] | None = None
     fast: bool = False
     inducing_count: int = 0  # M of a GP prior, by which its state is stored
@@ -142,7 +148,8 @@ class LatentPrior(nn.Module, ABC):
         Args:
             scenarios: completions of the batch with their probabilities, over which the expectation is taken.
             batch: the rows.
-            q: q(Z); rows are independent, unless the model's encoder couples them by a chain.
+            q: q(Z), of each row (N̂×L) or, for a prior that is `by_scenario`, of each completed row (K×L). Rows are
+                independent, unless the model's encoder couples them by a chain.
             q_x: q(x_u), from which the scenarios come, for a prior that `integrates`.
         """
 

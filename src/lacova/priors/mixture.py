@@ -34,6 +34,8 @@ class MixtureNormal(LatentPrior):
         components: C.
     """
 
+    by_scenario = True
+
     def __init__(self, latent_dim: int, components: int) -> None:
         super().__init__()
         self.raw_means = nn.Parameter(torch.randn(components, latent_dim))
@@ -49,10 +51,9 @@ class MixtureNormal(LatentPrior):
 
     def kl(self, scenarios: Scenarios, batch: Batch, q: Latents, q_x: FactorisedDistribution) -> PriorTerms:
         mean, var = q.mean[:, None], q.var[:, None]
-        component_kl = gaussian_kl(mean, var, self.means, torch.ones_like(var)).sum(-1)  # N̂×C
-        kl = math.log(len(self.raw_means)) - torch.logsumexp(-component_kl, dim=1)  # N̂
-        total = kl.sum() if batch.real is None else (kl * batch.real).sum()
-        return PriorTerms(batch.scale * total, q.mean.new_zeros(()))
+        component_kl = gaussian_kl(mean, var, self.means, torch.ones_like(var)).sum(-1)  # K×C
+        kl = math.log(len(self.raw_means)) - torch.logsumexp(-component_kl, dim=1)  # K
+        return PriorTerms(batch.scale * (kl * scenarios.row_weight).sum(), q.mean.new_zeros(()))
 
     def predict(self, x: Tensor, group: Tensor, history: History | None = None) -> tuple[Tensor, Tensor]:
         means = self.means

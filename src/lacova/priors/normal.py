@@ -23,6 +23,8 @@ from lacova.priors.base import History, LatentPrior, PriorTerms
 class StandardNormal(LatentPrior):
     """p(z) = N(0, I), whatever x."""
 
+    by_scenario = True
+
     def __init__(self, latent_dim: int) -> None:
         super().__init__()
         self.latent_dim = latent_dim
@@ -32,10 +34,8 @@ class StandardNormal(LatentPrior):
         return cls(latent_dim, **configuration)
 
     def kl(self, scenarios: Scenarios, batch: Batch, q: Latents, q_x: FactorisedDistribution) -> PriorTerms:
-        mean, var, _ = q
-        kl = gaussian_kl(mean, var, torch.zeros_like(mean), torch.ones_like(var))  # N̂×L
-        total = kl.sum() if batch.real is None else (kl * batch.real[:, None]).sum()
-        return PriorTerms(batch.scale * total, mean.new_zeros(()))
+        kl = gaussian_kl(q.mean, q.var, torch.zeros_like(q.mean), torch.ones_like(q.var)).sum(-1)  # K
+        return PriorTerms(batch.scale * (kl * scenarios.row_weight).sum(), q.mean.new_zeros(()))
 
     def predict(self, x: Tensor, group: Tensor, history: History | None = None) -> tuple[Tensor, Tensor]:
         zero = x.new_zeros(len(x), self.latent_dim)
@@ -46,16 +46,16 @@ class StandardNormal(LatentPrior):
 class ConditionalNormal(LatentPrior):
     """p_θ(z | x) = N(μ_θ(x), diag σ_θ²(x)) from a network."""
 
+    by_scenario = True
+
     def __init__(self, space: CovariateSpace, latent_dim: int, hidden: Sequence[int] = (64,)) -> None:
         super().__init__()
         self.space = space
         self.network = mlp([space.width, *hidden, 2 * latent_dim])
 
     def kl(self, scenarios: Scenarios, batch: Batch, q: Latents, q_x: FactorisedDistribution) -> PriorTerms:
-        mean, var, _ = q
-        prior_mean, prior_var = self._moments(scenarios.x)
-        kl = gaussian_kl(mean[scenarios.row], var[scenarios.row], prior_mean, prior_var).sum(-1)  # K
-        return PriorTerms(batch.scale * (kl * scenarios.row_weight).sum(), mean.new_zeros(()))
+        kl = gaussian_kl(q.mean, q.var, *self._moments(scenarios.x)).sum(-1)  # K
+        return PriorTerms(batch.scale * (kl * scenarios.row_weight).sum(), q.mean.new_zeros(()))
 
     def predict(self, x: Tensor, group: Tensor, history: History | None = None) -> tuple[Tensor, Tensor]:
         return self._moments(x)

@@ -25,6 +25,7 @@ from lacova.training.loader import IndexedBatch, TrainingBatch, tensors
 
 log = logging.getLogger("lacova")
 HEADROOM = 1.15  # buffers exceed the batch that needed them by this factor, where batches differ
+SPARE = ("lines", "scenarios", "slots")  # the padding has one of each to itself
 WARM_UP = 3  # runs before recording, in which libraries set themselves up
 
 AnyBatch = TrainingBatch | IndexedBatch
@@ -165,7 +166,9 @@ def _with_headroom(size: int, name: str, batch: AnyBatch) -> int:
     """Return a size with headroom. Batches by index have equal numbers of rows, but for the last; others vary."""
     if isinstance(batch, IndexedBatch) and name == "rows":
         return size
-    return math.ceil(size * HEADROOM) + (1 if name in ("lines", "scenarios") else 0)
+    if name == "slots":
+        return size + 1
+    return math.ceil(size * HEADROOM) + (1 if name in SPARE else 0)
 
 
 def _sizes(batch: AnyBatch) -> dict[str, int]:
@@ -175,14 +178,13 @@ def _sizes(batch: AnyBatch) -> dict[str, int]:
     visits = max(batch.batch.longest or 0, 0 if plan.pad is None else plan.pad.places.shape[1])
     return {
         "rows": len(batch.batch), "lines": len(plan.row), "scenarios": len(plan.probability), "pairs": len(plan.line),
-        "open": len(plan.open), "visits": visits,
+        "open": len(plan.open), "visits": visits, "slots": plan.slots,
     }  # fmt: skip
 
 
 def _fits(needed: dict[str, int], sizes: dict[str, int]) -> bool:
     """Return whether a batch fits, with a line and a scenario to spare for the padding."""
-    spare = {"lines": 1, "scenarios": 1}
-    return all(size + spare.get(name, 0) <= sizes[name] for name, size in needed.items())
+    return all(size + (name in SPARE) <= sizes[name] for name, size in needed.items())
 
 
 def _pad(values: Tensor, size: int, filler: float, dim: int = 0) -> Tensor:
@@ -220,15 +222,15 @@ def _pad_plan(plan: Plan, sizes: dict[str, int], units: int) -> Plan:
     return replace(
         plan, row=_pad(plan.row, lines, 0), scenario=_pad(plan.scenario, lines, scenarios - 1),
         sample=_pad(plan.sample, lines, 0), first=_pad(plan.first, lines, lines - 1),
-        unit=_pad(plan.unit, scenarios, 0), draw=_pad(plan.draw, scenarios, 0),
-        probability=_pad(plan.probability, scenarios, 0),
+        unit=_pad(plan.unit, scenarios, 0), slot=_pad(plan.slot, scenarios, sizes["slots"] - 1),
+        draw=_pad(plan.draw, scenarios, 0), probability=_pad(plan.probability, scenarios, 0),
         line=_pad(plan.line, pairs, lines - 1), entry_row=_pad(plan.entry_row, pairs, 0),
         entry_column=_pad(plan.entry_column, pairs, 0), entry_scenario=_pad(plan.entry_scenario, pairs, scenarios - 1),
         code=_pad(plan.code, pairs, 0), enumerated=_pad(plan.enumerated, pairs, True),
         sampled=_pad(plan.sampled, rows, False),
         row_unit=_pad(plan.row_unit, rows, units if coupled else rows - 1),
         open=_pad(plan.open, sizes["open"], 0), open_real=_pad(plan.open_real, sizes["open"], 0),
-        pad=pad, units=units + 1 if coupled else rows,
+        pad=pad, units=units + 1 if coupled else rows, slots=sizes["slots"],
     )  # fmt: skip
 
 

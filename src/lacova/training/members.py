@@ -16,7 +16,7 @@ from lacova.data.table import Table
 from lacova.inference.vae import ConditionalVAE
 from lacova.training.checkpoint import Checkpoint
 from lacova.training.loader import TableLoader
-from lacova.training.options import FitOptions
+from lacova.training.options import FitOptions, share_of_few_rows
 from lacova.training.trainer import Outcome, Trainer
 
 # Steps and rates of a member, as shares of those of the fit. The rates of patients are high: at more than this share,
@@ -51,10 +51,12 @@ def train_member(
 def member_options(options: FitOptions, train: TableLoader, number: int) -> FitOptions:
     """Return the options of a member: its own seed, and shares of the epochs and rates of the fit."""
     whole = options.resolved(train.units, train.by_row, train.length)
-    share = RATE_OF_ROWS if train.by_row else RATE_OF_PATIENTS
-    networks, fast, natural = (share * rate for rate in whole.rates)
+    rates = RATE_OF_ROWS if train.by_row else RATE_OF_PATIENTS
+    networks, fast, natural = (rates * rate for rate in whole.rates)
+    # A fit to few rows stops short of its optimum; a member must not stop short of its own by as much again.
+    share = MEMBER_SHARE / (share_of_few_rows(train.units) if train.by_row else 1.0)
     return replace(
-        whole, seed=options.seed + 7919 * number, max_epochs=max(1, round(MEMBER_SHARE * whole.epochs)),
+        whole, seed=options.seed + 7919 * number, max_epochs=max(1, round(share * whole.epochs)),
         learning_rate=networks, fast_learning_rate=fast, natural_rate=natural, latent_weight=1.0,
     )  # fmt: skip
 

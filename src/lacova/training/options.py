@@ -58,6 +58,11 @@ def default_batch_size(schedule: str, units: int, by_row: bool, rows: int) -> in
     return fewest if schedule == "constant" else max(fewest, min(most, round(BATCH_ROWS * units / rows)))
 
 
+def share_of_few_rows(rows: int) -> float:
+    """Return the share of the steps of a cycle that so many rows are given."""
+    return math.sqrt(min(1.0, rows / FEW_ROWS))
+
+
 @dataclass(frozen=True)
 class FitOptions:
     """How to train.
@@ -177,7 +182,7 @@ class FitOptions:
         steps, cycle = -(-units // min(units, batch_size)), self.schedule == "cycle"
         if cycle:
             size = units if by_row else max(units, rows / CYCLE_VISITS)
-            few = min(1.0, units / FEW_ROWS) ** 0.5 if by_row else 1.0
+            few = share_of_few_rows(units) if by_row else 1.0
             epochs = max(1, round(few * CYCLE_STEPS * (size / CYCLE_UNITS) ** 0.5 / steps))
         else:
             epochs = max(DEFAULT_EPOCHS, -(-MIN_STEPS // steps))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lacova.data.batches import Batch, Batches
 from lacova.data.table import Table
-from lacova.inference.vae import ConditionalVAE
+from lacova.inference.vae import ConditionalVAE, Lines
 from lacova.likelihoods.random_effects import DriftingIntercepts
 from lacova.nn.adam import Adam
 from lacova.nn.networks import Decoder
@@ -159,10 +159,12 @@ def _teach_encoder(
     """Move q(z) towards the factors' posterior, by the KL divergence from q to it; other dimensions to N(0, 1)."""
     inputs: list[tuple[Tensor, ...]] = []
     hook = vae.encoder.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments))
+    number = torch.arange(len(batch))
     with torch.no_grad():
-        vae.latents(batch)
+        x = batch.x if batch.x_mask.all() else vae.covariate_prior.draw(batch, 1, generator)[0]
+        vae.latents(batch, lines=Lines(x, number) if vae.joint else None)
     hook.remove()
-    arguments = [tensor.detach() for tensor in inputs[0]]
+    arguments = [tensor.detach() for tensor in inputs[0][:3]]  # of all rows, in their order
     target_mean, target_var = torch.zeros(len(batch), vae.latent_dim), torch.ones(len(batch), vae.latent_dim)
     count = mean.shape[1]
     target_mean[:, :count], target_var[:, :count] = mean, covariance.diagonal(dim1=1, dim2=2)

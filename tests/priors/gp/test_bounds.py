@@ -80,7 +80,7 @@ def test_d3_agrees_with_gpytorch_svgp():
     full = torch.cat([x, torch.zeros(t.n, 1, dtype=x.dtype)], 1), torch.cat([s, torch.zeros(len(s), 1)], 1)
     ours = row_bound(
         project(kernel, full[1].double(), full[0], 0.0), kernel.diagonal(full[0], [0]), q, noise, mu, w,
-        torch.arange(t.n), torch.ones(t.n, dtype=x.dtype), 1.0,
+        torch.ones(t.n, dtype=x.dtype), 1.0,
     ).value + q.kl()  # fmt: skip
     # −E_q log p(z | S) for q(z) = N(μ, W) is −SVGP's bound at μ plus ½tr(W)/σ²; then the entropy of q(z).
     entropy = 0.5 * torch.log(2 * torch.pi * torch.e * w).sum()
@@ -128,7 +128,7 @@ def best_d3_with_instance_as_category(t):
     s = torch.cat([t.inducing, torch.arange(len(t.inducing), dtype=t.x.dtype)[:, None] % 5], 1)
     x = torch.cat([t.x, t.group[:, None].to(t.x.dtype)], 1)
     a = project(kernel, s, x)
-    args = (t.noise, t.mean, t.var, torch.arange(t.n), torch.ones(t.n, dtype=t.x.dtype), 1.0)
+    args = (t.noise, t.mean, t.var, torch.ones(t.n, dtype=t.x.dtype), 1.0)
     start = Whitened(torch.zeros_like(random_q(t).mean), torch.eye(len(s), dtype=t.x.dtype).repeat(toys.L, 1, 1))
     best = optimum(row_bound(a, kernel.diagonal(x, kernel.shared), start, *args).statistics)
     return row_bound(a, kernel.diagonal(x, kernel.shared), best, *args).value + best.kl()

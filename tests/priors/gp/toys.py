@@ -215,7 +215,7 @@ def d3(t: Toy, rows, q, scale=1.0, jitter=0.0):
     count = int(rows.sum())
     return row_bound(
         a, t.kernel.diagonal(t.x[rows], t.kernel.shared), q, t.noise, t.mean[:, rows], t.var[:, rows],
-        torch.arange(count), torch.ones(count, dtype=t.x.dtype), scale,
+        torch.ones(count, dtype=t.x.dtype), scale,
     )  # fmt: skip
 
 
@@ -227,7 +227,7 @@ def d4(t: Toy, patients, q, scale=1.0, jitter=0.0):
     weight = torch.ones(len(patients), dtype=t.x.dtype)
     return patient_bound(
         t.kernel, project(t.kernel, t.inducing, x, jitter), x, blocks(group), q, t.noise,
-        t.mean[:, rows], t.var[:, rows], torch.arange(len(x)), weight, scale,
+        t.mean[:, rows], t.var[:, rows], weight, scale,
     )  # fmt: skip
 
 

@@ -58,29 +58,26 @@ def project(
 
 
 def row_bound(
-    a: Tensor, prior_var: Tensor, q: Whitened, noise: Tensor, mean: Tensor, var: Tensor,
-    row: Tensor, weight: Tensor, scale: float | Tensor, real: Tensor | None = None,
+    a: Tensor, prior_var: Tensor, q: Whitened, noise: Tensor, mean: Tensor, var: Tensor, weight: Tensor,
+    scale: float | Tensor,
 ) -> Bound:  # fmt: skip
     """Compute D̂³, eq. 11 of the paper, in expectation over scenarios, without KL[q(v) ‖ p(v)].
 
-    ½ N/N̂ Σ_i { σ_z⁻² E[(a_iᵀm − μ_i)² + K̃_ii + a_iᵀHa_i] + σ_z⁻²σ_i² − log σ_i² + log σ_z² − 1 }
+    ½ N/N̂ Σ_i E{ σ_z⁻² [(a_iᵀm − μ_i)² + K̃_ii + a_iᵀHa_i + σ_i²] − log σ_i² + log σ_z² − 1 }
 
     Args:
         a: projections of the K completed rows (L×M×K).
         prior_var: k(x, x) of the shared components at the completed rows (L×K).
         q: q(v).
         noise: σ_z² (L,).
-        mean, var: encoder output of the batch's rows (L×N̂).
-        row: batch row behind each completed row (K,).
-        weight: probability of each completed row within its batch row (K,).
+        mean, var: μ and σ² of q(z) at the completed rows (L×K).
+        weight: probability of each completed row within its batch row (K,); 0 for padding.
         scale: N/N̂.
-        real: 0 for rows (N̂,) that are padding, 1 for the others; None if there is no padding.
     """
-    target = mean[:, row]
-    uncertain = (row_misfit(a, prior_var, q, target) * weight).sum(-1) / noise
-    certain = _sum_rows(var / noise[:, None] - var.log() + noise.log()[:, None] - 1.0, real)
-    statistics = row_statistics(a, noise, target, scale * weight)
-    return Bound(0.5 * scale * (uncertain + certain).sum(), statistics)
+    noise_of_row = noise[:, None]
+    misfit = (row_misfit(a, prior_var, q, mean) + var) / noise_of_row
+    value = ((misfit - var.log() + noise_of_row.log() - 1.0) * weight).sum()
+    return Bound(0.5 * scale * value, row_statistics(a, noise, mean, scale * weight))
 
 
 def row_misfit(a: Tensor, prior_var: Tensor, q: Whitened, target: Tensor) -> Tensor:
@@ -104,9 +101,8 @@ def row_statistics(a: Tensor, noise: Tensor, target: Tensor, weight: Tensor) -> 
 
 
 def patient_bound(
-    kernel: AdditiveKernel, a: Tensor, x: Tensor, pad: Blocks, q: Whitened, noise: Tensor,
-    mean: Tensor, var: Tensor, row: Tensor, weight: Tensor, scale: float | Tensor, shared: Tensor | None = None,
-    real: Tensor | None = None,
+    kernel: AdditiveKernel, a: Tensor, x: Tensor, pad: Blocks, q: Whitened, noise: Tensor, mean: Tensor, var: Tensor,
+    weight: Tensor, scale: float | Tensor, shared: Tensor | None = None,
 ) -> Bound:  # fmt: skip
     """Compute D̂⁴, the paper's bound for longitudinal data, in expectation over scenarios, without KL[q(v) ‖ p(v)].
 
@@ -119,12 +115,12 @@ def patient_bound(
         kernel: the additive kernel.
         x: the completed rows (K×Q).
         pad: their places by scenario, that is, by completed patient (V×n).
-        weight: probability of each scenario (V,).
+        weight: probability of each scenario (V,); 0 for padding.
         shared: replaces K^(A) within patients (L×V×n×n), where rows are uncertain.
     """
-    parts, statistics = patient_parts(kernel, a, x, pad, q, noise, mean[:, row], var[:, row], shared)
-    certain = _sum_rows(-var.log() - 1.0, real)
-    return Bound(0.5 * scale * ((parts * weight).sum(-1) + certain).sum(), statistics(scale * weight))
+    parts, statistics = patient_parts(kernel, a, x, pad, q, noise, mean, var, shared)
+    entropy = pad.gather(-var.log() - 1.0).sum(-1)  # L×V
+    return Bound(0.5 * scale * ((parts + entropy) * weight).sum(), statistics(scale * weight))
 
 
 def patient_parts(
@@ -155,8 +151,3 @@ def own_covariance(kernel: AdditiveKernel, x: Tensor, pad: Blocks, noise: Tensor
     both = pad.filled[:, :, None] & pad.filled[:, None, :]
     own = torch.where(both, kernel(x, x, kernel.own), 0.0)
     return own + torch.diag_embed(torch.where(pad.filled, noise[:, None, None], 1.0))
-
-
-def _sum_rows(values: Tensor, real: Tensor | None) -> Tensor:
-    """Sum over rows, the last dimension, without padding."""
-    return values.sum(-1) if real is None else (values * real).sum(-1)

@@ -60,7 +60,7 @@ class GPPrior(JointRowsPrior):
     ) -> None:  # fmt: skip
         super().__init__()
         self.kernel, self.inducing, self.space, self.exact = kernel, inducing, space, exact
-        self.couples_rows, self.integrates = bool(kernel.own), exact
+        self.couples_rows, self.integrates, self.by_scenario = bool(kernel.own), exact, not exact
         if exact and self.couples_rows:
             # Scenarios complete what a patient's rows share and what enters K^(R); given that, gaps are independent.
             own = {c for r in kernel.own for c in (*(c for c, _ in kernel.scales(r)), *kernel.categorical(r))}
@@ -102,15 +102,16 @@ class GPPrior(JointRowsPrior):
         if self.exact:
             bound = self._exact_bound(q_v, scenarios, batch, q_x, mean.to(self.dtype), var.to(self.dtype))
         else:
-            x, row, scale, real = scenarios.x, scenarios.row, batch.scale, batch.real
+            x, scale = scenarios.x, batch.scale
             a = project(self.kernel, self.inducing.inputs.to(x.dtype), x)
-            v, weight, noise = q_v.to(x.dtype), scenarios.weight.to(x.dtype), self.noise.to(x.dtype)
+            v, noise = q_v.to(x.dtype), self.noise.to(x.dtype)
             if self.couples_rows:
-                pad = scenarios.blocks
-                bound = patient_bound(self.kernel, a, x, pad, v, noise, mean, var, row, weight, scale, real=real)
+                weight = scenarios.weight.to(x.dtype)
+                bound = patient_bound(self.kernel, a, x, scenarios.blocks, v, noise, mean, var, weight, scale)
             else:
+                weight = scenarios.row_weight.to(x.dtype)
                 prior_var = self.kernel.diagonal(x, self.kernel.shared)
-                bound = row_bound(a, prior_var, v, noise, mean, var, row, weight, scale, real)
+                bound = row_bound(a, prior_var, v, noise, mean, var, weight, scale)
         return PriorTerms(bound.value.to(q.mean.dtype), q_v.kl().to(q.mean.dtype), bound.statistics)
 
     def _exact_bound(
@@ -126,12 +127,11 @@ class GPPrior(JointRowsPrior):
             inputs = uncertain_inputs(batch.x, batch.x_mask, q_x, space)
             cross = expected_cross(kernel, inducing, inputs, kernel.shared, space)
             a = whitener @ cross
-            rows = torch.arange(len(batch), device=batch.x.device)
             one = torch.ones(len(batch), dtype=self.dtype, device=a.device)
             prior_var = kernel.diagonal(batch.x, kernel.shared)
             if batch.real is not None:
                 one = one * batch.real
-            bound = row_bound(a, prior_var, q_v, noise, mean, var, rows, one, batch.scale, batch.real)
+            bound = row_bound(a, prior_var, q_v, noise, mean, var, one, batch.scale)
             weight = (batch.scale / noise)[:, None].expand(-1, len(batch))
         else:
             row, pad = scenarios.row, scenarios.blocks
@@ -146,7 +146,7 @@ class GPPrior(JointRowsPrior):
             prior_var = kernel.diagonal(x[pad.places], kernel.shared)
             shared = torch.where(same_visit, prior_var[..., None], shared)
             bound = patient_bound(
-                kernel, a, x, pad, q_v, noise, mean, var, row, probability, batch.scale, shared, batch.real
+                kernel, a, x, pad, q_v, noise, mean[:, row], var[:, row], probability, batch.scale, shared
             )
             precision = own_whitener(kernel, x[pad.places], pad, noise).square().sum(-2)  # (Σ̂⁻¹)_ii, L×V×n
             precision = precision[:, scenarios.scenario, scenarios.line_in_block]  # L×K
@@ -196,7 +196,9 @@ class GPPrior(JointRowsPrior):
         q_v = self.inducing.distribution()
         for scenarios, batch, mean, var in encoded:
             x, weight = scenarios.x.to(self.dtype), scenarios.weight.to(self.dtype)
-            mean, var = (part.mT.to(self.dtype)[:, scenarios.row] for part in (mean, var))
+            mean, var = (part.mT.to(self.dtype) for part in (mean, var))
+            if not self.by_scenario:
+                mean, var = mean[:, scenarios.row], var[:, scenarios.row]
             a = project(kernel, self.inducing.inputs, x)
             if self.couples_rows:
                 pad = scenarios.blocks
@@ -204,6 +206,7 @@ class GPPrior(JointRowsPrior):
                 statistics = natural(batch.scale * weight)
                 spread += patient_encoder_spread(kernel, a, x, pad, noise, var, weight)
             else:
+                weight = scenarios.row_weight.to(self.dtype)
                 statistics = row_statistics(a, noise, mean, batch.scale * weight)
                 spread += row_encoder_spread(a, noise, var, weight)
             precision, shift = precision + statistics.precision, shift + statistics.shift

@@ -283,23 +283,37 @@ def plan(
     )  # fmt: skip
 
 
-def identity_plan(number: Tensor, real: Tensor, columns: int, open_rows: Tensor, open_real: Tensor) -> Plan:
-    """Return the plan of a batch without categorical gaps and with one sample: one scenario per row.
+@dataclass(frozen=True)
+class RowPlan:
+    """The plan of a batch without categorical gaps and with one sample: one scenario per row.
 
-    Args:
-        number: 0..N−1.
-        real: weight of each row (N,): 1, or 0 for padding.
-        columns: Q.
-        open_rows, open_real: as in `Scenarios`.
+    Attributes:
+        open, open_real: as in `Scenarios`.
     """
-    none = number[:0]
-    return Plan(
-        row=number, scenario=number, sample=torch.zeros_like(number), first=number, unit=number,
-        draw=torch.zeros_like(number), probability=real, line=none, entry_row=none, entry_column=none,
-        entry_scenario=none, code=none, enumerated=none.bool(),
-        sampled=torch.zeros(len(number), columns, dtype=torch.bool, device=number.device),
-        row_unit=number, pad=None, open=open_rows, open_real=open_real, units=len(number), draws_levels=False,
-    )  # fmt: skip
+
+    open: Tensor
+    open_real: Tensor
+
+    @classmethod
+    def of(cls, open_rows: Tensor) -> RowPlan:
+        return cls(open_rows, torch.ones(len(open_rows), dtype=torch.double))
+
+    def expand(self, real: Tensor, columns: int) -> Plan:
+        """Return the whole plan.
+
+        Args:
+            real: weight of each row (N,): 1, or 0 for padding.
+            columns: Q.
+        """
+        number = torch.arange(len(real), device=real.device)
+        none = number[:0]
+        return Plan(
+            row=number, scenario=number, sample=torch.zeros_like(number), first=number, unit=number,
+            draw=torch.zeros_like(number), probability=real, line=none, entry_row=none, entry_column=none,
+            entry_scenario=none, code=none, enumerated=none.bool(),
+            sampled=torch.zeros(len(real), columns, dtype=torch.bool, device=real.device), row_unit=number, pad=None,
+            open=self.open, open_real=self.open_real, units=len(real), draws_levels=False,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

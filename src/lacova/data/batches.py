@@ -134,10 +134,16 @@ class Batches:
 
     def rows(self, units: Tensor) -> tuple[Tensor, Tensor]:
         """Return the row indices of the units, and the position of each row's unit in `units`."""
+        if self.table.patient is None:
+            return units, torch.arange(len(units))
         counts = self._counts[units]
         unit = torch.repeat_interleave(torch.arange(len(units)), counts)
         within = torch.arange(len(unit)) - (counts.cumsum(0) - counts)[unit]
         return self._order[self._starts[units][unit] + within], unit
+
+    def longest(self, units: Tensor) -> int | None:
+        """Return the number of rows of the longest unit; None where units are rows."""
+        return None if self.table.patient is None else int(self._counts[units].max())
 
     def batch(self, units: Tensor) -> Batch:
         """Return the rows of the units as a batch."""
@@ -147,7 +153,7 @@ class Batches:
         prior = None if t.conditional_prior is None else t.conditional_prior.take(rows)
         return Batch(
             t.y[rows], t.y_mask[rows], t.x[rows], t.x_mask[rows], unit, self.units / len(units), prior, len(units),
-            longest=None if t.patient is None else int(self._counts[units].max()),
+            longest=self.longest(units),
         )  # fmt: skip
 
     def shuffled(self, generator: torch.Generator) -> Iterator[Tensor]:

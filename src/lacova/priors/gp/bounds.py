@@ -51,9 +51,12 @@ def project(
     part: Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
     """Return the projections a (L×M×K) of the rows x (K×Q) under the shared components, or under those in `part`."""
-    gram = kernel(inducing, inducing, kernel.shared)
-    eye = identity(len(inducing), gram.dtype, gram.device)
-    cross = kernel(inducing, x, kernel.shared if part is None else part)
+    count = len(inducing)
+    if part is None:  # both at once
+        gram, cross = kernel(inducing, torch.cat([inducing, x]), kernel.shared).split([count, len(x)], dim=-1)
+    else:
+        gram, cross = kernel(inducing, inducing, kernel.shared), kernel(inducing, x, part)
+    eye = identity(count, gram.dtype, gram.device)
     return whiten(add_jitter(gram, jitter) + _ABSOLUTE_JITTER * eye, cross)
 
 

@@ -65,14 +65,31 @@ class Batch:
         return self.first[self.patient]
 
     @cached_property
+    def is_first(self) -> Tensor:
+        """Which rows are the first of their patient (N̂,)."""
+        return self.owner == torch.arange(len(self), device=self.owner.device)
+
+    @cached_property
     def blocks(self) -> Blocks:
         """The rows by patient."""
         return blocks(self.patient, self.patients, self.longest)
 
     def in_first_row(self, values: Tensor) -> Tensor:
         """Spread values of patients (…×P̂) over rows (…×N̂): each in the first row of its patient, 0 in the others."""
-        first = self.owner == torch.arange(len(self), device=self.owner.device)
-        return torch.where(first, values[..., self.patient], 0.0)
+        return torch.where(self.is_first, values[..., self.patient], 0.0)
+
+    def above(self, other: Batch) -> Batch:
+        """Return these rows and, below them, those of another batch, whose patients are others."""
+        prior, below = self.conditional_prior, other.conditional_prior
+        y, y_mask, x, x_mask, patient = (
+            torch.cat(parts)
+            for parts in (
+                (self.y, other.y), (self.y_mask, other.y_mask), (self.x, other.x), (self.x_mask, other.x_mask),
+                (self.patient, other.patient + self.patients),
+            )
+        )  # fmt: skip
+        both = None if prior is None or below is None else prior.above(below)
+        return Batch(y, y_mask, x, x_mask, patient, self.scale, both, self.patients + other.patients)
 
     def take(self, rows: Tensor) -> Batch:
         """Return the rows chosen by a mask (N̂,), with their patients numbered anew."""

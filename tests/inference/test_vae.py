@@ -98,7 +98,8 @@ def test_embedding_is_that_of_the_encoder():
     assert z.index.tolist() == list(range(7, 7 + len(table)))
     encoder, vae = model.fitted()
     encoded = encoder.encode(table)
-    mean, var = vae.encoder(encoded.y, encoded.y_mask, encoder.space.features(encoded.x, encoded.x_mask))
+    features = torch.cat([encoder.space.values(encoded.x, encoded.x_mask), encoded.x_mask.float()], dim=1)
+    mean, var = vae.encoder(encoded.y, encoded.y_mask, features)
     assert np.allclose(z, torch.cat([mean, var], 1).detach().numpy(), atol=1e-6)
     assert (z["z1_var"] > 0).all()
 

@@ -83,9 +83,7 @@ class AmortisedPosterior(nn.Module):
         prior = conditional_prior(batch).distribution
         if not self.space.names:
             return prior
-        hidden = self.inner(
-            torch.cat([self.space.features(batch.x, batch.x_mask), *self._prior_features(prior)], dim=1)
-        )
+        hidden = self.inner(torch.cat([batch.features(self.space), *self._prior_features(prior)], dim=1))
         y_embedding = self.embed_y(batch) if y_embedding is None else y_embedding
         hidden = torch.relu(hidden if y_embedding is None else hidden + y_embedding)
         parts = hidden.chunk(len(self.networks), dim=1)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import ConditionalPrior
 from lacova.data.table import Table
 
@@ -70,9 +71,27 @@ class Batch:
         return self.owner == torch.arange(len(self), device=self.owner.device)
 
     @cached_property
+    def counts(self) -> Tensor:
+        """The number of rows of each patient (P̂,)."""
+        zeros = self.patient.new_zeros(self.patients)
+        return zeros.index_add(0, self.patient, torch.ones_like(self.patient))
+
+    @cached_property
     def blocks(self) -> Blocks:
-        """The rows by patient."""
-        return blocks(self.patient, self.patients, self.longest)
+        """The rows by patient; those beyond `longest`, where it is known, are cut off."""
+        longest = max(int(self.counts.max()), 1) if self.longest is None else self.longest
+        return rectangle(self.counts, longest)
+
+    def values(self, space: CovariateSpace) -> Tensor:
+        """Return the observed covariates as network inputs (N̂×width), computed once; a batch has one space."""
+        if "_values" not in self.__dict__:
+            self.__dict__["_values"] = space.values(self.x, self.x_mask)
+        values: Tensor = self.__dict__["_values"]
+        return values
+
+    def features(self, space: CovariateSpace) -> Tensor:
+        """Return the covariates with gaps as network inputs (N̂×(width+Q)): values, then the mask."""
+        return torch.cat([self.values(space), self.x_mask.to(self.x.dtype)], dim=1)
 
     def in_first_row(self, values: Tensor) -> Tensor:
         """Spread values of patients (…×P̂) over rows (…×N̂): each in the first row of its patient, 0 in the others."""
@@ -109,21 +128,18 @@ class Blocks(NamedTuple):
         return values[..., self.places] * self.filled
 
 
-def blocks(group: Tensor, groups: int = 0, longest: int | None = None) -> Blocks:
-    """Pad adjacent rows of equal `group` (0, 0, 1, 1, 1, …) to a rectangle of at least `groups` lines.
+def blocks(group: Tensor, groups: int = 0) -> Blocks:
+    """Pad adjacent rows of equal `group` (0, 0, 1, 1, 1, …) to a rectangle of at least `groups` lines."""
+    counts = torch.bincount(group, minlength=groups)
+    return rectangle(counts, max(int(counts.max()), 1))
 
-    With `longest`, the host does not wait for the device: there are exactly `groups` lines of that length, and rows
-    beyond it are cut off.
-    """
-    if longest is None:
-        counts = torch.bincount(group, minlength=groups)
-        longest = max(int(counts.max()), 1)
-    else:
-        counts = group.new_zeros(groups).index_add(0, group, torch.ones_like(group))
-    place = torch.arange(longest, device=group.device)
+
+def rectangle(counts: Tensor, longest: int) -> Blocks:
+    """Pad groups of adjacent rows, with these numbers of rows, to `longest` places each; rows beyond are cut off."""
+    place = torch.arange(longest, device=counts.device)
     filled = place < counts[:, None]
     start = counts.cumsum(0) - counts
-    return Blocks(torch.where(filled, start[:, None] + place, 0), filled)
+    return Blocks((start[:, None] + place) * filled, filled)
 
 
 class Batches:

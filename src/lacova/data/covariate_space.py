@@ -89,10 +89,6 @@ class CovariateSpace:
         """Return values of all levels (N×Q×max_levels) at the one-hot features, in the order of `values`."""
         return values.flatten(1).index_select(1, self.on(values.device).level_place)
 
-    def features(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Return covariates with gaps as network inputs (N×(width+Q)): values, then the mask."""
-        return torch.cat([self.values(x, mask), mask.to(x.dtype)], dim=1)
-
 
 @lru_cache(maxsize=64)
 def _columns(space: CovariateSpace, device: torch.device) -> Columns:

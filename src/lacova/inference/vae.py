@@ -137,14 +137,16 @@ class ConditionalVAE(nn.Module):
         if hidden is not None:
             shown = batch.y_mask & ~hidden
             batch = replace(batch, y_mask=torch.where(shown.any(1, keepdim=True), shown, batch.y_mask))
-        y, features = batch.y, self.space.features(batch.x, batch.x_mask)
+        y, features = batch.y, batch.features(self.space)
         if self.random_effects is not None:
             zeros = y.new_zeros(len(y), self.measurements.output_width)
             with torch.no_grad():
                 prior = None if batch.conditional_prior is None else batch.conditional_prior.distribution
                 gaussian = self.likelihood.gaussian_part(zeros, batch)
                 factorisation = factorisation if hidden is None else None
-                effects = self.random_effects.expect(*gaussian, self.fixed_part(batch, prior), factorisation)
+                fixed = self.random_effects.fixed_effects
+                mean = None if fixed is None else fixed.expected_mean(batch, prior)
+                effects = self.random_effects.expect(*gaussian, mean, factorisation)
             features = torch.cat([features, effects], dim=1)
             y = self.likelihood.subtract_from_gaussian(y, effects)
         latents = getattr(self.encoder, "latents", None)  # an encoder that couples rows

@@ -98,14 +98,14 @@ class RandomIntercepts(nn.Module):
         return 0.5 * (value - torch.zeros_like(value).index_add(-1, batch.patient, excess))
 
     def expect(
-        self, location: Tensor, batch: Batch, noise: Tensor, fixed_part: FixedPart | None = None,
+        self, location: Tensor, batch: Batch, noise: Tensor, fixed_mean: Tensor | None = None,
         factorisation: Factorisation | None = None,
     ) -> Tensor:  # fmt: skip
         """Return E b at each row (…×N̂×D) given all observed measurements: the fixed part and shrunk residuals.
 
-        The arguments are those of `gain`.
+        The arguments are those of `gain`; `fixed_mean` is the mean of the fixed part (…×N̂×D).
         """
-        mean = 0.0 if fixed_part is None else fixed_part.mean
+        mean = 0.0 if fixed_mean is None else fixed_mean
         count, total = _sums(location + mean, batch)
         return mean + (self.var * total / (noise + count * self.var))[..., batch.patient, :]
 
@@ -179,10 +179,10 @@ class DriftingIntercepts(RandomIntercepts):
         return 0.5 * (torch.zeros_like(rest).index_add(-1, batch.patient, independent) - rest)
 
     def expect(
-        self, location: Tensor, batch: Batch, noise: Tensor, fixed_part: FixedPart | None = None,
+        self, location: Tensor, batch: Batch, noise: Tensor, fixed_mean: Tensor | None = None,
         factorisation: Factorisation | None = None,
     ) -> Tensor:  # fmt: skip
-        blocks, mean = batch.blocks, 0.0 if fixed_part is None else fixed_part.mean
+        blocks, mean = batch.blocks, 0.0 if fixed_mean is None else fixed_mean
         k, observed, root = self.factorise(batch, noise) if factorisation is None else factorisation
         white = torch.einsum("dpij,...dpj->...dpi", root, _residuals(location + mean, batch, blocks, observed))
         weight = torch.einsum("dpji,...dpj->...dpi", root, white) * observed

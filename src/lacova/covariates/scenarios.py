@@ -172,7 +172,8 @@ class Plan:
     ) -> Scenarios:
         """Fill in values and weights under `distribution`."""
         eps_x = share_static(eps.x, batch, space)
-        drawn = distribution.mean[self.row] + distribution.var.sqrt()[self.row] * eps_x[self.sample, self.row]
+        mean, sd = (part.index_select(0, self.row) for part in (distribution.mean, distribution.var.sqrt()))
+        drawn = mean + sd * eps_x[self.sample, self.row]
         if space.categorical:  # lines that only fill up a shape must hold levels, too: a density is evaluated there
             drawn = drawn.index_fill(1, space.on(drawn.device).categorical, 0.0)
         x = torch.where(batch.x_mask[self.row], batch.x[self.row], drawn)
@@ -192,7 +193,7 @@ class Plan:
                 weight = weight * _score_factor(total)[self.draw, self.unit]
             x = x.index_put((self.line, self.entry_column), code.to(x.dtype))
             if self.pad is not None and any(space.static):
-                x = torch.where(space.on(x.device).static, x[self.first], x)
+                x = torch.where(space.on(x.device).static, x.index_select(0, self.first), x)
         return Scenarios(x, self.row, self.scenario, self.sample, weight, self.pad, self.open, self.open_real)
 
 

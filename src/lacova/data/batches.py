@@ -127,6 +127,11 @@ class Blocks(NamedTuple):
         """Gather values of rows (…×rows) by patient (…×V×n), with zeros as padding."""
         return values[..., self.places] * self.filled
 
+    def take(self, values: Tensor, dim: int) -> Tensor:
+        """Replace a dimension of rows by those of patients and places (V×n); padding has values of some row."""
+        taken: Tensor = values.index_select(dim, self.places.flatten()).unflatten(dim, self.places.shape)
+        return taken
+
 
 def blocks(group: Tensor, groups: int = 0) -> Blocks:
     """Pad adjacent rows of equal `group` (0, 0, 1, 1, 1, …) to a rectangle of at least `groups` lines."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ class Terms:
     gain: float | Tensor = 0.0
     masked_log_prob: float | Tensor = 0.0
 
-    @property
+    @cached_property
     def elbo(self) -> Tensor:
         return self.data - self.kl_inducing
 

@@ -173,7 +173,7 @@ class DriftingIntercepts(RandomIntercepts):
         correlated = torch.einsum("dpij,...dpj->...dpi", root, r).square().sum(-1)
         if fixed_part is not None:
             ones = (root @ observed[..., None].to(root.dtype)).square().sum((-2, -1))  # 1ᵀC⁻¹1, D×P
-            correlated = correlated + ones * fixed_part.var[..., batch.first, :].mT
+            correlated = correlated + ones * fixed_part.var.index_select(-2, batch.first).mT
         log_det = -2.0 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1) - observed.sum(-1) * noise.log()[:, None]
         rest = (correlated + log_det).sum(-2)
         return 0.5 * (torch.zeros_like(rest).index_add(-1, batch.patient, independent) - rest)
@@ -244,7 +244,7 @@ def _sums(location: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
 
 def _residuals(location: Tensor, batch: Batch, blocks: Blocks, observed: Tensor) -> Tensor:
     """Return y − location by measurement and patient (…×D×P×n), zero where not observed."""
-    return (batch.y - location)[..., blocks.places, :].movedim(-1, -3) * observed
+    return blocks.take(batch.y - location, -2).movedim(-1, -3) * observed
 
 
 def _at_rows(values: Tensor, batch: Batch, blocks: Blocks) -> Tensor:

@@ -79,7 +79,7 @@ def row_bound(
         scale: N/N̂.
         real: 0 for rows (N̂,) that are padding, 1 for the others; None if there is no padding.
     """
-    target = mean[:, row]
+    target = mean.index_select(1, row)
     uncertain = (row_misfit(a, prior_var, q, target) * weight).sum(-1) / noise
     certain = _sum_rows(var / noise[:, None] - var.log() + noise.log()[:, None] - 1.0, real)
     statistics = row_statistics(a, noise, target, scale * weight)
@@ -125,7 +125,9 @@ def patient_bound(
         weight: probability of each scenario (V,).
         shared: replaces K^(A) within patients (L×V×n×n), where rows are uncertain.
     """
-    parts, statistics = patient_parts(kernel, a, x, pad, q, noise, mean[:, row], var[:, row], shared)
+    parts, statistics = patient_parts(
+        kernel, a, x, pad, q, noise, mean.index_select(1, row), var.index_select(1, row), shared
+    )
     certain = _sum_rows(-var.log() - 1.0, real)
     return Bound(0.5 * scale * ((parts * weight).sum(-1) + certain).sum(), statistics(scale * weight))
 
@@ -143,8 +145,8 @@ def patient_parts(
         var: the variance of q(Z) at the completed rows (L×K); None for draws.
     """
     both = pad.filled[:, :, None] & pad.filled[:, None, :]
-    xb = x[pad.places]
-    shared = torch.where(both, kernel(xb, xb, kernel.shared) if shared is None else shared, 0.0)  # L×V×n×n
+    xb = pad.take(x, 0)
+    shared = (kernel(xb, xb, kernel.shared) if shared is None else shared) * both  # L×V×n×n
     return patient_terms(a, own_covariance(kernel, xb, pad, noise), shared, target, var, q, pad)
 
 
@@ -156,7 +158,7 @@ def own_whitener(kernel: AdditiveKernel, x: Tensor, pad: Blocks, noise: Tensor) 
 def own_covariance(kernel: AdditiveKernel, x: Tensor, pad: Blocks, noise: Tensor) -> Tensor:
     """Return Σ̂ = K^(R) + σ_z²I per block (L×V×n×n), for x (V×n×Q); the identity where padded."""
     both = pad.filled[:, :, None] & pad.filled[:, None, :]
-    own = torch.where(both, kernel(x, x, kernel.own), 0.0)
+    own: Tensor = kernel(x, x, kernel.own) * both
     return own + torch.diag_embed(torch.where(pad.filled, noise[:, None, None], 1.0))
 
 

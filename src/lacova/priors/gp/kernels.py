@@ -219,7 +219,7 @@ class _Products(torch.autograd.Function):
         x1, x2, log_variance, precision, *saved = ctx.saved_tensors
         moved = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         shape, gradient = gradient.shape[1:], gradient.reshape(len(gradient), -1)
-        to_variance, to_scale = torch.empty_like(log_variance), torch.zeros_like(precision)
+        to_variance, to_scale = torch.empty_like(log_variance), torch.empty_like(precision)
         to_x1 = torch.zeros_like(x1) if ctx.needs_input_grad[0] else None
         to_x2 = torch.zeros_like(x2) if ctx.needs_input_grad[1] else None
         for group, value, masks, gaps in zip(_groups(ctx.layout), saved[::3], saved[1::3], saved[2::3], strict=True):

@@ -171,6 +171,26 @@ def test_a_batch_by_reference_is_the_batch(name, cap, monkeypatch):
         loader._by_index = False
 
 
+def test_masks_computed_ahead_are_those_of_the_epoch():
+    """With the prior on the host, an epoch ends with the masks of the next; a prior that changes makes new ones."""
+    loaders = []
+    for ahead in (False, True):
+        vae, _, loader = built("patients", None)
+        if ahead:
+            loader._host_prior = vae.covariate_prior  # as on a GPU
+        loaders.append(loader)
+    for epoch in (0, 1, 2):
+        if epoch == 2:
+            vae.covariate_prior.generators.mul_(2.0)
+            for loader in loaders:
+                loader.condition(vae)
+        for loader in loaders:
+            list(loader.epoch(vae, epoch))
+        for one, other in zip(*(tensors(loader.masked_table) for loader in loaders), strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0)
+    assert loaders[1]._ahead[0] == 3
+
+
 def test_what_cannot_be_captured_is_done_batch_by_batch(monkeypatch, caplog):
     """The weights are those of a step that was never to be captured."""
 

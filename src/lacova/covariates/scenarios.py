@@ -179,7 +179,8 @@ class Plan:
         x = torch.where(batch.x_mask[self.row], batch.x[self.row], drawn)
         weight = self.probability.to(x.dtype)
         if len(self.line):
-            code, log_prob = self.code, distribution.log_prob[self.entry_row, self.entry_column]
+            entry = self.entry_row * len(space.names) + self.entry_column
+            code, log_prob = self.code, distribution.log_prob.flatten(0, 1).index_select(0, entry)
             if self.draws_levels:
                 levels = draw_levels(distribution, space, eps.uniform)
                 drawn_code = levels[self.draw[self.entry_scenario], self.entry_row, self.entry_column]
@@ -190,7 +191,8 @@ class Plan:
                 log_q = distribution.log_prob.expand(len(levels), -1, -1, -1).gather(-1, levels[..., None])[..., 0]
                 log_q = torch.where(self.sampled, log_q, 0.0).sum(-1)  # S'×N
                 total = log_q.new_zeros(len(log_q), self.units).index_add(1, self.row_unit, log_q)
-                weight = weight * _score_factor(total)[self.draw, self.unit]
+                of_draw = self.draw * self.units + self.unit
+                weight = weight * _score_factor(total).flatten().index_select(0, of_draw)
             x = x.index_put((self.line, self.entry_column), code.to(x.dtype))
             if self.pad is not None and any(space.static):
                 x = torch.where(space.on(x.device).static, x.index_select(0, self.first), x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lacova.covariates.masked_loss import mask_more
+from lacova.covariates.prior import CovariatePrior
 from lacova.covariates.scenarios import Plan, RowPlan
 from lacova.data.batches import Batches
 from lacova.data.io.archive import digest
@@ -115,6 +117,8 @@ class TableLoader(Loader):
         self.masked_table: Table | None = None
         self._masked_epoch = -1
         self._by_index = self._plain = False
+        self._host_prior: CovariatePrior | None = None
+        self._ahead: tuple[int, Table] | None = None
 
     def condition(self, vae: ConditionalVAE) -> None:
         table = vae.condition(self.host.to(self.device))
@@ -122,29 +126,43 @@ class TableLoader(Loader):
             self.batches = Batches(table, self.options.batch)
         else:
             _copy_into(self.batches.table, table)
-        self._masked_epoch = -1
+        self._masked_epoch, self._ahead = -1, None
         self._by_index = self.device.type == "cuda" and self.team.size == 1
         self._plain = self.by_row and not vae.space.categorical and self.options.samples == 1
         self._gaps = (~self.host.x_mask).any(1) & vae.prior.integrates
+        if self._by_index and vae.covariate_prior.on_host:
+            self._host_prior = copy.deepcopy(vae.covariate_prior).cpu()
 
     def mask(self, vae: ConditionalVAE, epoch: int) -> None:
         """Mask other entries in every epoch, and condition on the rest; in place from the second epoch on."""
         if not self.options.masked_loss or self._masked_epoch == epoch:
             return
-        generator = torch.Generator().manual_seed(1_000_003 * self.options.seed + epoch)
-        x_mask = mask_more(self.host, vae.space, self.masking_rate, generator).x_mask.to(self.device)
-        table = vae.condition(replace(self.batches.table, x_mask=x_mask, conditional_prior=None))
+        table = self._ahead[1] if self._ahead is not None and self._ahead[0] == epoch else self._masked(vae, epoch)
         if self.masked_table is None:
-            self.masked_table = table
+            assert table.conditional_prior is not None
+            prior = table.conditional_prior.to(self.device)
+            self.masked_table = replace(
+                self.batches.table, x_mask=table.x_mask.to(self.device), conditional_prior=prior
+            )
         else:
             _copy_into(self.masked_table, table)
-        self._masked_epoch = epoch
+        self._masked_epoch, self._ahead = epoch, None
+
+    def _masked(self, vae: ConditionalVAE, epoch: int) -> Table:
+        """Return the table with the masks of an epoch; with a prior on the host, without waiting for the device."""
+        generator = torch.Generator().manual_seed(1_000_003 * self.options.seed + epoch)
+        table = mask_more(self.host, vae.space, self.masking_rate, generator)
+        if self._host_prior is not None:
+            return replace(table, conditional_prior=self._host_prior.condition(table))
+        return vae.condition(replace(self.batches.table, x_mask=table.x_mask.to(self.device), conditional_prior=None))
 
     def epoch(self, vae: ConditionalVAE, epoch: int, first: int = 0) -> Iterator[AnyBatch]:
         self.mask(vae, epoch)
         generator = torch.Generator().manual_seed(1_000_003 * self.options.seed + epoch)
         units = list(self.batches.shuffled(generator))[first:]
         yield from self._yield_batches(vae, units, None, bool(self.options.masked_loss), self.team)
+        if self.options.masked_loss and self._host_prior is not None:  # while the device takes the last steps
+            self._ahead = epoch + 1, self._masked(vae, epoch + 1)
 
     def in_order(self, vae: ConditionalVAE, *, masked: bool = True, team: Team = SINGLE) -> Iterator[AnyBatch]:
         if masked:

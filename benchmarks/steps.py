@@ -40,9 +40,10 @@ from lacova.datasets import mask_at_random, rotated_digits
 from lacova.models.builder import build
 from lacova.training.accelerate import COMPILE
 from lacova.training.cuda_graph import Captured
-from lacova.training.loader import IndexedBatch, TableLoader, TrainingBatch
+from lacova.training.loader import TableLoader
 from lacova.training.options import FitOptions
 from lacova.training.step import Step
+from lacova.training.training_batch import AnyBatch, TrainingBatch
 
 SMALL = lacova.Conv((36, 36), (16, 32), (32, 16), (300, 30), (30, 300))
 TARGETS = {"W1": 1.4, "W2": 1.7, "conv": 1.35, "dense": 4.0}
@@ -92,25 +93,25 @@ class Pair:
         self.generator = torch.Generator(device)
         self.epoch = self.number = 0
         self.training_batches, self.plain_batches = self._training_batches(), self._plain_batches()
-        self.plain: Callable[[TrainingBatch | IndexedBatch, float], Tensor] = self._plain
+        self.plain: Callable[[AnyBatch, float], Tensor] = self._plain
         if device.type == "cuda":
             loss = torch.compile(self._loss, dynamic=False, options=COMPILE) if compiled else self._loss
             self.plain = Captured(lambda training_batch, _: self._take(loss, training_batch), self.generator, batch)
 
-    def _training_batches(self) -> Iterator[TrainingBatch | IndexedBatch]:
+    def _training_batches(self) -> Iterator[AnyBatch]:
         while True:
             yield from self.loader.epoch(self.vae, self.epoch)
             self.epoch += 1
 
-    def _plain_batches(self) -> Iterator[TrainingBatch | IndexedBatch]:
+    def _plain_batches(self) -> Iterator[AnyBatch]:
         """Yield batches for the plain VAE, which masks no covariates anew."""
         while True:
             yield from self.loader.epoch(self.vae, self.epoch)
 
-    def _plain(self, training_batch: TrainingBatch | IndexedBatch, weight: float) -> Tensor:
+    def _plain(self, training_batch: AnyBatch, weight: float) -> Tensor:
         return self._take(self._loss, training_batch)
 
-    def _take(self, loss: Callable[[TrainingBatch, Tensor], Tensor], indexed: TrainingBatch | IndexedBatch) -> Tensor:
+    def _take(self, loss: Callable[[TrainingBatch, Tensor], Tensor], indexed: AnyBatch) -> Tensor:
         training_batch = indexed.gather()
         batch = training_batch.batch
         eps = torch.randn(len(batch), self.vae.latent_dim, generator=self.generator, device=batch.x.device)
@@ -126,7 +127,7 @@ class Pair:
         fit = self.vae.likelihood.log_prob(self.decoder(mean + var.sqrt() * eps), batch.y, batch.y_mask).sum()
         return 0.5 * (var + mean**2 - 1.0 - var.log()).sum() - fit
 
-    def run(self, kind: str, training_batch: TrainingBatch | IndexedBatch) -> None:
+    def run(self, kind: str, training_batch: AnyBatch) -> None:
         if kind == "plain":
             self.plain(training_batch, 1.0)
         else:

@@ -167,3 +167,12 @@ def test_variances_stay_within_e8_of_their_starting_values():
         q.networks[0][-1].bias.data.fill_(sign * 1e4)
         ratio = (q(b).var / cases.marginal().var).log()[:, SPACE.continuous]
         assert_close(ratio, torch.full_like(ratio, sign * 8.0), rtol=1e-6, atol=0)
+
+
+@STARTS
+def test_a_batch_and_its_masked_version_in_one_pass_are_two(start):
+    b, q = batch(), posterior(start=start)
+    masked = replace(b, x_mask=b.x_mask & (torch.rand(b.x.shape, generator=cases.generator(3)) > 0.5))
+    for one, other in zip(q.both(b, masked), (q(b), q(masked)), strict=True):
+        assert_equal(one, other)
+    assert differs(*q.both(b, masked))

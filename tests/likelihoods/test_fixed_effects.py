@@ -194,7 +194,7 @@ def test_random_effects_are_the_conditional_of_the_joint_normal(drifting):
     location = torch.randn(3, 8, 2, dtype=torch.double, generator=torch.Generator().manual_seed(2))
     fixed_part = fixed.at(features(rows, 3, g)[0], rows, fixed.draw(3, g))
     effects = random_effects.draw(location, rows, NOISE, torch.Generator().manual_seed(0), fixed_part)
-    mean = random_effects.expect(location, rows, NOISE, fixed_part)
+    mean = random_effects.expect(location, rows, NOISE, fixed_part.mean)
     for d in range(2):
         k, at = covariance(rows, d, drifting), rows.y_mask[:, d].nonzero()[:, 0]
         gain = torch.linalg.solve(k[at][:, at] + NOISE[d] * torch.eye(len(at), dtype=torch.double), k[at]).T

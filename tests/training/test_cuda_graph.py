@@ -17,10 +17,13 @@ from lacova.inference.objective import bound
 from lacova.models.builder import build
 from lacova.training import cuda_graph
 from lacova.training.accelerate import captured
-from lacova.training.cuda_graph import _kind, _sizes, padded
+from lacova.training.cuda_graph import Captured
+from lacova.training.graph_inputs import inputs_for
 from lacova.training.loader import TableLoader
 from lacova.training.options import FitOptions
+from lacova.training.padding import kind_of, padded, sizes_of
 from lacova.training.step import Step
+from lacova.training.training_batch import tensors
 
 # Rates that float32 holds exactly, since a graph reads them from tensors of that type.
 RATES = {"learning_rate": 2.0**-8, "fast_learning_rate": 2.0**-5, "natural_rate": 0.25}
@@ -30,6 +33,10 @@ MODELS = {
     "rows": lambda s: lacova.GPPriorVAE(s, prior="gp(day) + gp(age):cat(sex)", latent_dim=2, inducing=5),
     "rows, exact": lambda s: lacova.GPPriorVAE(
         s, prior="gp(day) + gp(age):cat(sex)", latent_dim=2, inducing=5, expectation="exact"
+    ),
+    "rows of numbers": lambda s: lacova.GPPriorVAE(s, prior="gp(day) + gp(age)", latent_dim=2, inducing=5),
+    "rows of numbers, exact": lambda s: lacova.GPPriorVAE(
+        s, prior="gp(day) + gp(age)", latent_dim=2, inducing=5, expectation="exact"
     ),
     "patients": lambda s: lacova.GPPriorVAE(s, latent_dim=2, inducing=5),
     "patients, constant intercepts": lambda s: lacova.GPPriorVAE(
@@ -74,6 +81,8 @@ def built(name, cap, device="cpu"):
     """Return a model in float64, options of its training, and its loader."""
     table = visits()
     schema = SCHEMA if "patients" in name else replace(SCHEMA, instance=None, time=None, static=())
+    if "numbers" in name:
+        schema = replace(schema, covariates={"day": "continuous", "age": "continuous"})
     model = MODELS[name](schema)
     encoder = TableEncoder.learn(model.schema, table)
     encoded = encoder.encode(table, dtype=torch.float64)
@@ -90,28 +99,96 @@ def built(name, cap, device="cpu"):
     return vae, options, loader
 
 
+def results_of(vae, options, training_batch, eps):
+    """Return terms, gradients and natural statistics of a batch."""
+    batch, plan, masked, _ = training_batch
+    terms = bound(vae, batch, plan, eps, masked, options.importance > 1)
+    vae.zero_grad()
+    (terms.elbo + terms.masked_log_prob).backward()
+    parts = [terms.stacked(), *(p.grad for p in vae.parameters() if p.grad is not None)]
+    return [*parts, *(terms.statistics or ())]
+
+
+def draw_eps(vae, options, batch):
+    return vae.draw_eps(batch, options.draws, torch.Generator().manual_seed(0), options.encoder_dropout)
+
+
 @pytest.mark.parametrize("cap", [1, None])
 @pytest.mark.parametrize("name", MODELS)
 def test_padding_counts_for_nothing(name, cap):
     """Terms, natural statistics and gradients are those of the same batch without padding."""
     vae, options, loader = built(name, cap)
     for training_batch in loader.epoch(vae, 0):
-        sizes = {part: size + 3 for part, size in _sizes(training_batch).items()}
+        sizes = {part: size + 3 for part, size in sizes_of(training_batch).items()}
         if not len(training_batch.plan.line):
             sizes["pairs"] = 0
         if not len(training_batch.plan.open):
             sizes["open"] = 0
         large = padded(training_batch, sizes, 7)
-        eps = vae.draw_eps(large.batch, options.draws, torch.Generator().manual_seed(0), options.encoder_dropout)
-        results = []
-        for batch, own_eps in ((training_batch, eps.rows(slice(len(training_batch.batch)))), (large, eps)):
-            terms = bound(vae, batch.batch, batch.plan, own_eps, batch.masked, options.importance > 1)
-            vae.zero_grad()
-            (terms.elbo + terms.masked_log_prob).backward()
-            parts = [terms.stacked(), *(p.grad for p in vae.parameters() if p.grad is not None)]
-            results.append([*parts, *(terms.statistics or ())])
-        for without, with_padding in zip(*results, strict=True):
-            torch.testing.assert_close(with_padding, without, rtol=1e-9, atol=1e-9)
+        eps = draw_eps(vae, options, large.batch)
+        without = results_of(vae, options, training_batch, eps.rows(slice(len(training_batch.batch))))
+        for one, other in zip(results_of(vae, options, large, eps), without, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+class RunAnew:
+    """In place of a graph, on a machine without a GPU: a replay runs anew on the same inputs."""
+
+    def __init__(self, run, generator, batch, sizes):
+        self.run, self.sizes, self.inputs = run, sizes, inputs_for(batch, generator.device)
+        self.places = [value.data_ptr() for value in tensors(self.inputs.batch)]
+
+    def replay(self, batch, weight):
+        self.inputs.fill(batch)
+        assert [value.data_ptr() for value in tensors(self.inputs.batch)] == self.places
+        return self.run(self.inputs.batch, weight)
+
+
+@pytest.mark.parametrize("cap", [1, None])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_batch_by_reference_is_the_batch(name, cap, monkeypatch):
+    """Its numbers go to the inputs of a graph, where its rows are gathered: those of an epoch, then without masks."""
+    monkeypatch.setattr(cuda_graph, "_Graph", RunAnew)
+    vae, options, loader = built(name, cap)
+    results = []
+
+    def run(indexed, weight):
+        large = indexed.gather()
+        eps = draw_eps(vae, options, large.batch)
+        results.append((eps, results_of(vae, options, large, eps)))
+        return results[-1][1][0]
+
+    graphs = Captured(run, torch.Generator(), 7)
+    for batches in (lambda: loader.epoch(vae, 0), lambda: loader.in_order(vae, masked=False)):
+        plain = list(batches())
+        loader._by_index = True  # as on a GPU
+        for training_batch, indexed in zip(plain, batches(), strict=True):
+            graphs(indexed, 1.0)
+            eps, by_reference = results[-1]
+            direct = results_of(vae, options, training_batch, eps.rows(slice(len(training_batch.batch))))
+            for one, other in zip(by_reference, direct, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+        loader._by_index = False
+
+
+def test_masks_computed_ahead_are_those_of_the_epoch():
+    """With the prior on the host, an epoch ends with the masks of the next; a prior that changes makes new ones."""
+    loaders = []
+    for ahead in (False, True):
+        vae, _, loader = built("patients", None)
+        if ahead:
+            loader._host_prior = vae.covariate_prior  # as on a GPU
+        loaders.append(loader)
+    for epoch in (0, 1, 2):
+        if epoch == 2:
+            vae.covariate_prior.generators.mul_(2.0)
+            for loader in loaders:
+                loader.condition(vae)
+        for loader in loaders:
+            list(loader.epoch(vae, epoch))
+        for one, other in zip(*(tensors(loader.masked_table) for loader in loaders), strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0)
+    assert loaders[1]._ahead[0] == 3
 
 
 def test_what_cannot_be_captured_is_done_batch_by_batch(monkeypatch, caplog):
@@ -219,7 +296,7 @@ def test_a_captured_step_gives_the_weights_of_an_eager_one(name, cap):
             graph.seed(number)
             eager.seed(number)
             values = graph.take(training_batch, 1.0).clone()
-            expected = eager.take(padded(training_batch, graph.take._graphs[_kind(training_batch)].sizes, 7), 1.0)
+            expected = eager.take(padded(training_batch, graph.take._graphs[kind_of(training_batch)].sizes, 7), 1.0)
             torch.testing.assert_close(values, expected, rtol=1e-7, atol=1e-7)
             number += 1
     for part, value in one.state_dict().items():
@@ -231,7 +308,7 @@ def test_lines_that_only_fill_up_a_shape_hold_levels():
     """They repeat the first row, whose missing category would else hold a draw of a number, beyond all levels."""
     vae, options, loader = built("rows", None)
     training_batch = next(loader.epoch(vae, 0))
-    sizes = {part: size + 3 for part, size in _sizes(training_batch).items()}
+    sizes = {part: size + 3 for part, size in sizes_of(training_batch).items()}
     large = padded(training_batch, sizes, 7)
     categorical = vae.space.categorical
     batch = replace(large.batch, x_mask=large.batch.x_mask.clone())

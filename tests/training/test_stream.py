@@ -15,10 +15,11 @@ from lacova.data.labels import Fingerprints
 from lacova.models.builder import build
 from lacova.models.fitting import read_training_data
 from lacova.training.distributed import SINGLE
-from lacova.training.loader import TableLoader, tensors
+from lacova.training.loader import TableLoader
 from lacova.training.options import FitOptions
 from lacova.training.step import Step
 from lacova.training.stream import StreamLoader, ahead
+from lacova.training.training_batch import tensors
 from tests.tables import RAGGED, RAGGED_ROWS, ragged_visits
 from tests.training.cases import Killed, hooked_step, kill
 

@@ -16,13 +16,14 @@ from lacova.data.distributions import FactorisedDistribution
 from lacova.nn.linalg import gaussian_kl
 
 
-def free_entries(batch: Batch, space: CovariateSpace) -> Tensor:
-    """Return a mask (N×Q) of the unknowns: all gaps, a visit-constant one only in its patient's first row."""
-    gaps = ~batch.x_mask
+def free_entries(batch: Batch, space: CovariateSpace, x_mask: Tensor | None = None) -> Tensor:
+    """Return a mask (N×Q) of the unknowns: all gaps, a visit-constant one only in its patient's first row.
+
+    `x_mask` replaces the mask of the batch.
+    """
+    gaps = ~(batch.x_mask if x_mask is None else x_mask)
     if any(space.static):
-        static = space.on(gaps.device).static
-        first = batch.owner == torch.arange(len(batch), device=gaps.device)
-        gaps = gaps & (first[:, None] | ~static)
+        gaps = gaps & (batch.is_first[:, None] | space.on(gaps.device).varying)
     return gaps
 
 
@@ -32,15 +33,15 @@ def kl(q: FactorisedDistribution, p: FactorisedDistribution, batch: Batch, space
     total = batch.x.new_zeros(())
     if space.continuous:
         c = space.on(batch.x.device).continuous
-        terms = gaussian_kl(q.mean[:, c], q.var[:, c], p.mean[:, c], p.var[:, c])
-        total = total + torch.where(free[:, c], terms, 0.0).sum()
+        terms = gaussian_kl(*(part.index_select(1, c) for part in (q.mean, q.var, p.mean, p.var)))
+        total = total + torch.where(free.index_select(1, c), terms, 0.0).sum()
     if space.categorical:
         c = space.on(batch.x.device).categorical
-        log_q, log_p = q.log_prob[:, c], p.log_prob[:, c]
+        log_q, log_p = q.log_prob.index_select(1, c), p.log_prob.index_select(1, c)
         # 0 · log 0 = 0; a level with q > 0 and p = 0 makes the KL infinite, as it should.
-        ratio = torch.where(log_q.isneginf(), 0.0, log_q) - torch.where(log_q.isneginf(), 0.0, log_p)
+        ratio = torch.where(log_q.isneginf(), 0.0, log_q - log_p)
         terms = (log_q.exp() * ratio).sum(-1)
-        total = total + torch.where(free[:, c], terms, 0.0).sum()
+        total = total + torch.where(free.index_select(1, c), terms, 0.0).sum()
     return total
 
 
@@ -50,13 +51,13 @@ def negative_entropy(q: FactorisedDistribution, batch: Batch, space: CovariateSp
     total = batch.x.new_zeros(())
     if space.continuous:
         c = space.on(batch.x.device).continuous
-        terms = -0.5 * (q.var[:, c].log() + math.log(2.0 * math.pi * math.e))
-        total = total + torch.where(free[:, c], terms, 0.0).sum()
+        terms = -0.5 * (q.var.index_select(1, c).log() + math.log(2.0 * math.pi * math.e))
+        total = total + torch.where(free.index_select(1, c), terms, 0.0).sum()
     if space.categorical:
         c = space.on(batch.x.device).categorical
-        log_q = q.log_prob[:, c]
+        log_q = q.log_prob.index_select(1, c)
         terms = (log_q.exp() * torch.where(log_q.isneginf(), 0.0, log_q)).sum(-1)
-        total = total + torch.where(free[:, c], terms, 0.0).sum()
+        total = total + torch.where(free.index_select(1, c), terms, 0.0).sum()
     return total
 
 
@@ -101,12 +102,12 @@ def log_density(distribution: FactorisedDistribution, x: Tensor, entries: Tensor
     total = x.new_zeros(x.shape[:2])
     if space.continuous:
         c = space.on(x.device).continuous
-        var = distribution.var[:, c]
-        terms = -0.5 * ((x[..., c] - distribution.mean[:, c]) ** 2 / var + var.log() + math.log(2.0 * math.pi))
-        total = total + torch.where(entries[:, c], terms, 0.0).sum(-1)
+        mean, var = distribution.mean.index_select(1, c), distribution.var.index_select(1, c)
+        terms = -0.5 * ((x.index_select(-1, c) - mean) ** 2 / var + var.log() + math.log(2.0 * math.pi))
+        total = total + torch.where(entries.index_select(1, c), terms, 0.0).sum(-1)
     if space.categorical:
         c = space.on(x.device).categorical
-        log_prob = distribution.log_prob[:, c].expand(len(x), -1, -1, -1)
-        terms = log_prob.gather(-1, x[..., c].round().long()[..., None])[..., 0]
-        total = total + torch.where(entries[:, c], terms, 0.0).sum(-1)
+        log_prob = distribution.log_prob.index_select(1, c).expand(len(x), -1, -1, -1)
+        terms = log_prob.gather(-1, x.index_select(-1, c).round().long()[..., None])[..., 0]
+        total = total + torch.where(entries.index_select(1, c), terms, 0.0).sum(-1)
     return total

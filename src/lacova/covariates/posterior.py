@@ -83,42 +83,50 @@ class AmortisedPosterior(nn.Module):
         prior = conditional_prior(batch).distribution
         if not self.space.names:
             return prior
-        hidden = self.inner(
-            torch.cat([self.space.features(batch.x, batch.x_mask), *self._prior_features(prior)], dim=1)
-        )
+        hidden = self.inner(torch.cat([batch.features(self.space), *self._prior_features(prior)], dim=1))
         y_embedding = self.embed_y(batch) if y_embedding is None else y_embedding
         hidden = torch.relu(hidden if y_embedding is None else hidden + y_embedding)
         parts = hidden.chunk(len(self.networks), dim=1)
         outputs = [network(part) for network, part in zip(self.networks, parts, strict=True)]
-        out = self._pool_static(self._by_column(outputs), batch)
+        shift, logits = (self._pool_static(out, batch) for out in self._by_column(outputs))
+        to_mean, to_log_var = shift.unbind(-1)
         if self.continuous_start == "conditional":
             start_mean, start_log_var = prior.mean, prior.var.log()
         else:
             start_mean, start_log_var = self.base_mean, self.base_log_var
-        mean = start_mean + out[..., 0]
+        mean = start_mean + to_mean
         # 8·tanh(·/8) is the identity near 0 and keeps variances within e^±8 of their starting values.
-        var = (start_log_var + 8.0 * torch.tanh(out[..., 1] / 8.0)).exp()
-        distribution = FactorisedDistribution(mean, var, torch.log_softmax(prior.log_prob + out[..., 2:], dim=-1))
+        var = (start_log_var + 8.0 * torch.tanh(to_log_var / 8.0)).exp()
+        distribution = FactorisedDistribution(mean, var, torch.log_softmax(prior.log_prob + logits, dim=-1))
         if self.static_regression is None:
             return distribution
         regression: FactorisedDistribution = self.static_regression(prior, batch)
-        return regression.where(self.space.on(out.device).static, distribution)
+        return regression.where(self.space.on(mean.device).static, distribution)
 
-    def _by_column(self, outputs: list[Tensor]) -> Tensor:
-        """Arrange outputs as mean, log variance and logits of every column (N×Q×(2+levels)), 0 for the other kind."""
-        space, first = self.space.on(outputs[0].device), outputs[0]
-        out = first.new_zeros(len(first), len(self.space.names), 2 + self.space.max_levels)
+    def both(self, batch: Batch, masked: Batch) -> tuple[FactorisedDistribution, FactorisedDistribution]:
+        """Compute q(x_u | ·) of a batch, and of the same rows with more covariates masked, in one pass."""
+        y_embedding = self.embed_y(batch)
+        q_x: FactorisedDistribution = self(
+            batch.above(masked), None if y_embedding is None else y_embedding.repeat(2, 1)
+        )
+        return q_x.halves()
+
+    def _by_column(self, outputs: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Arrange outputs by column, as mean and log variance (N×Q×2) and logits (N×Q×levels), 0 for the other kind."""
+        at, first = self.space.on(outputs[0].device), outputs[0]
+        shift, logits = (first.new_zeros(len(first), len(self.space.names), k) for k in (2, self.space.max_levels))
         if self.space.continuous:
-            out[:, space.continuous, :2] = first.unflatten(1, (-1, 2))
+            shift = shift.index_copy(1, at.continuous, first.unflatten(1, (-1, 2)))
         if self.space.categorical:
-            out[:, space.categorical, 2:] = outputs[-1].unflatten(1, (-1, self.space.max_levels))
-        return out
+            logits = logits.index_copy(1, at.categorical, outputs[-1].unflatten(1, (-1, self.space.max_levels)))
+        return shift, logits
 
     def _prior_features(self, prior: FactorisedDistribution) -> list[Tensor]:
         """Return the conditional prior as network inputs: mean, log variance and level probabilities of each column."""
         c = self.space.on(prior.mean.device).continuous
         levels = self.space.of_levels(prior.log_prob).exp()
-        return [prior.mean[:, c], prior.var[:, c].clamp_min(1e-6).log(), levels]
+        var = prior.var.index_select(1, c)
+        return [prior.mean.index_select(1, c), var.clamp_min(1e-6).log(), levels]
 
     def _pool_static(self, out: Tensor, batch: Batch) -> Tensor:
         """Average the outputs of visit-constant columns over the patient's visits with measurements."""

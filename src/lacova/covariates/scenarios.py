@@ -190,13 +190,15 @@ class Plan:
     ) -> Scenarios:
         """Fill in values and weights under `distribution`."""
         eps_x = share_static(eps.x, batch, space)
-        drawn = distribution.mean[self.row] + distribution.var.sqrt()[self.row] * eps_x[self.sample, self.row]
+        mean, sd = (part.index_select(0, self.row) for part in (distribution.mean, distribution.var.sqrt()))
+        drawn = mean + sd * eps_x[self.sample, self.row]
         if space.categorical:  # lines that only fill up a shape must hold levels, too: a density is evaluated there
             drawn = drawn.index_fill(1, space.on(drawn.device).categorical, 0.0)
         x = torch.where(batch.x_mask[self.row], batch.x[self.row], drawn)
         weight = self.probability.to(x.dtype)
         if len(self.line):
-            code, log_prob = self.code, distribution.log_prob[self.entry_row, self.entry_column]
+            entry = self.entry_row * len(space.names) + self.entry_column
+            code, log_prob = self.code, distribution.log_prob.flatten(0, 1).index_select(0, entry)
             if self.draws_levels:
                 levels = draw_levels(distribution, space, eps.uniform)
                 drawn_code = levels[self.draw[self.entry_scenario], self.entry_row, self.entry_column]
@@ -207,10 +209,11 @@ class Plan:
                 log_q = distribution.log_prob.expand(len(levels), -1, -1, -1).gather(-1, levels[..., None])[..., 0]
                 log_q = torch.where(self.sampled, log_q, 0.0).sum(-1)  # S'×N
                 total = log_q.new_zeros(len(log_q), self.units).index_add(1, self.row_unit, log_q)
-                weight = weight * _score_factor(total)[self.draw, self.unit]
+                of_draw = self.draw * self.units + self.unit
+                weight = weight * _score_factor(total).flatten().index_select(0, of_draw)
             x = x.index_put((self.line, self.entry_column), code.to(x.dtype))
             if self.pad is not None and any(space.static):
-                x = torch.where(space.on(x.device).static, x[self.first], x)
+                x = torch.where(space.on(x.device).static, x.index_select(0, self.first), x)
         return Scenarios(
             x, self.row, self.scenario, self.sample, weight, self.unit, self.slot, self.units, self.slots, self.pad,
             self.open, self.open_real,
@@ -304,23 +307,37 @@ def plan(
     )  # fmt: skip
 
 
-def identity_plan(number: Tensor, real: Tensor, columns: int, open_rows: Tensor, open_real: Tensor) -> Plan:
-    """Return the plan of a batch without categorical gaps and with one sample: one scenario per row.
+@dataclass(frozen=True)
+class RowPlan:
+    """The plan of a batch without categorical gaps and with one sample: one scenario per row.
 
-    Args:
-        number: 0..N−1.
-        real: weight of each row (N,): 1, or 0 for padding.
-        columns: Q.
-        open_rows, open_real: as in `Scenarios`.
+    Attributes:
+        open, open_real: as in `Scenarios`.
     """
-    none = number[:0]
-    return Plan(
-        row=number, scenario=number, sample=torch.zeros_like(number), first=number, unit=number,
-        slot=torch.zeros_like(number), draw=torch.zeros_like(number), probability=real, line=none, entry_row=none,
-        entry_column=none, entry_scenario=none, code=none, enumerated=none.bool(),
-        sampled=torch.zeros(len(number), columns, dtype=torch.bool, device=number.device),
-        row_unit=number, pad=None, open=open_rows, open_real=open_real, units=len(number), slots=1, draws_levels=False,
-    )  # fmt: skip
+
+    open: Tensor
+    open_real: Tensor
+
+    @classmethod
+    def of(cls, open_rows: Tensor) -> RowPlan:
+        return cls(open_rows, torch.ones(len(open_rows), dtype=torch.double))
+
+    def expand(self, real: Tensor, columns: int) -> Plan:
+        """Return the whole plan.
+
+        Args:
+            real: weight of each row (N,): 1, or 0 for padding.
+            columns: Q.
+        """
+        number = torch.arange(len(real), device=real.device)
+        none = number[:0]
+        return Plan(
+            row=number, scenario=number, sample=torch.zeros_like(number), first=number, unit=number,
+            slot=torch.zeros_like(number), draw=torch.zeros_like(number), probability=real, line=none, entry_row=none,
+            entry_column=none, entry_scenario=none, code=none, enumerated=none.bool(),
+            sampled=torch.zeros(len(real), columns, dtype=torch.bool, device=real.device), row_unit=number, pad=None,
+            open=self.open, open_real=self.open_real, units=len(real), slots=1, draws_levels=False,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,7 @@ class StaticRegression(nn.Module):
         """Return measurements and covariates as network inputs, and 1 where they are observed (N̂×F each)."""
         features = self.measurements.features(batch.y, batch.y_mask)
         values, y_observed = features.split([len(self.of_y), len(self.measurements)], dim=1)
-        x = self.space.values(batch.x, batch.x_mask)[:, self.at]
+        x = batch.values(self.space)[:, self.at]
         x_observed = batch.x_mask[:, self.of_x] & batch.y_mask.any(1, keepdim=True)
         return torch.cat([values, x], 1), torch.cat([y_observed[:, self.of_y], x_observed.to(x.dtype)], 1)
 

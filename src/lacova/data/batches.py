@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import ConditionalPrior
 from lacova.data.table import Table
 
@@ -65,14 +66,49 @@ class Batch:
         return self.first[self.patient]
 
     @cached_property
+    def is_first(self) -> Tensor:
+        """Which rows are the first of their patient (N̂,)."""
+        return self.owner == torch.arange(len(self), device=self.owner.device)
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """The number of rows of each patient (P̂,)."""
+        zeros = self.patient.new_zeros(self.patients)
+        return zeros.index_add(0, self.patient, torch.ones_like(self.patient))
+
+    @cached_property
     def blocks(self) -> Blocks:
-        """The rows by patient."""
-        return blocks(self.patient, self.patients, self.longest)
+        """The rows by patient; those beyond `longest`, where it is known, are cut off."""
+        longest = max(int(self.counts.max()), 1) if self.longest is None else self.longest
+        return rectangle(self.counts, longest)
+
+    def values(self, space: CovariateSpace) -> Tensor:
+        """Return the observed covariates as network inputs (N̂×width), computed once; a batch has one space."""
+        if "_values" not in self.__dict__:
+            self.__dict__["_values"] = space.values(self.x, self.x_mask)
+        values: Tensor = self.__dict__["_values"]
+        return values
+
+    def features(self, space: CovariateSpace) -> Tensor:
+        """Return the covariates with gaps as network inputs (N̂×(width+Q)): values, then the mask."""
+        return torch.cat([self.values(space), self.x_mask.to(self.x.dtype)], dim=1)
 
     def in_first_row(self, values: Tensor) -> Tensor:
         """Spread values of patients (…×P̂) over rows (…×N̂): each in the first row of its patient, 0 in the others."""
-        first = self.owner == torch.arange(len(self), device=self.owner.device)
-        return torch.where(first, values[..., self.patient], 0.0)
+        return torch.where(self.is_first, values[..., self.patient], 0.0)
+
+    def above(self, other: Batch) -> Batch:
+        """Return these rows and, below them, those of another batch, whose patients are others."""
+        prior, below = self.conditional_prior, other.conditional_prior
+        y, y_mask, x, x_mask, patient = (
+            torch.cat(parts)
+            for parts in (
+                (self.y, other.y), (self.y_mask, other.y_mask), (self.x, other.x), (self.x_mask, other.x_mask),
+                (self.patient, other.patient + self.patients),
+            )
+        )  # fmt: skip
+        both = None if prior is None or below is None else prior.above(below)
+        return Batch(y, y_mask, x, x_mask, patient, self.scale, both, self.patients + other.patients)
 
     def take(self, rows: Tensor) -> Batch:
         """Return the rows chosen by a mask (N̂,), with their patients numbered anew."""
@@ -91,22 +127,24 @@ class Blocks(NamedTuple):
         """Gather values of rows (…×rows) by patient (…×V×n), with zeros as padding."""
         return values[..., self.places] * self.filled
 
+    def take(self, values: Tensor, dim: int) -> Tensor:
+        """Replace a dimension of rows by those of patients and places (V×n); padding has values of some row."""
+        taken: Tensor = values.index_select(dim, self.places.flatten()).unflatten(dim, self.places.shape)
+        return taken
 
-def blocks(group: Tensor, groups: int = 0, longest: int | None = None) -> Blocks:
-    """Pad adjacent rows of equal `group` (0, 0, 1, 1, 1, …) to a rectangle of at least `groups` lines.
 
-    With `longest`, the host does not wait for the device: there are exactly `groups` lines of that length, and rows
-    beyond it are cut off.
-    """
-    if longest is None:
-        counts = torch.bincount(group, minlength=groups)
-        longest = max(int(counts.max()), 1)
-    else:
-        counts = group.new_zeros(groups).index_add(0, group, torch.ones_like(group))
-    place = torch.arange(longest, device=group.device)
+def blocks(group: Tensor, groups: int = 0) -> Blocks:
+    """Pad adjacent rows of equal `group` (0, 0, 1, 1, 1, …) to a rectangle of at least `groups` lines."""
+    counts = torch.bincount(group, minlength=groups)
+    return rectangle(counts, max(int(counts.max()), 1))
+
+
+def rectangle(counts: Tensor, longest: int) -> Blocks:
+    """Pad groups of adjacent rows, with these numbers of rows, to `longest` places each; rows beyond are cut off."""
+    place = torch.arange(longest, device=counts.device)
     filled = place < counts[:, None]
     start = counts.cumsum(0) - counts
-    return Blocks(torch.where(filled, start[:, None] + place, 0), filled)
+    return Blocks((start[:, None] + place) * filled, filled)
 
 
 class Batches:
@@ -134,10 +172,16 @@ class Batches:
 
     def rows(self, units: Tensor) -> tuple[Tensor, Tensor]:
         """Return the row indices of the units, and the position of each row's unit in `units`."""
+        if self.table.patient is None:
+            return units, torch.arange(len(units))
         counts = self._counts[units]
         unit = torch.repeat_interleave(torch.arange(len(units)), counts)
         within = torch.arange(len(unit)) - (counts.cumsum(0) - counts)[unit]
         return self._order[self._starts[units][unit] + within], unit
+
+    def longest(self, units: Tensor) -> int | None:
+        """Return the number of rows of the longest unit; None where units are rows."""
+        return None if self.table.patient is None else int(self._counts[units].max())
 
     def batch(self, units: Tensor) -> Batch:
         """Return the rows of the units as a batch."""
@@ -147,7 +191,7 @@ class Batches:
         prior = None if t.conditional_prior is None else t.conditional_prior.take(rows)
         return Batch(
             t.y[rows], t.y_mask[rows], t.x[rows], t.x_mask[rows], unit, self.units / len(units), prior, len(units),
-            longest=None if t.patient is None else int(self._counts[units].max()),
+            longest=self.longest(units),
         )  # fmt: skip
 
     def shuffled(self, generator: torch.Generator) -> Iterator[Tensor]:

@@ -15,8 +15,9 @@ class Columns(NamedTuple):
 
     Attributes:
         continuous, categorical: indices of the columns of each kind.
-        static: whether each column is constant within an instance (Q,).
+        static, varying: whether each column is constant within an instance, and whether it is not (Q,).
         owner: the column of each value feature (width,).
+        number: whether each value feature is a number (width,).
         code: the level of each value feature (width,); −1 for a number.
         level_owner: the column of each one-hot feature.
         level_place: the place of each one-hot feature among all levels of all columns (Q·max_levels).
@@ -25,7 +26,9 @@ class Columns(NamedTuple):
     continuous: Tensor
     categorical: Tensor
     static: Tensor
+    varying: Tensor
     owner: Tensor
+    number: Tensor
     code: Tensor
     level_owner: Tensor
     level_place: Tensor
@@ -79,16 +82,12 @@ class CovariateSpace:
         at = self.on(x.device)
         column = x.index_select(1, at.owner)
         if self.categorical:
-            column = torch.where(at.code < 0, column, (column == at.code).to(x.dtype))
+            column = torch.where(at.number, column, (column == at.code).to(x.dtype))
         return column if mask is None else column * mask.index_select(1, at.owner)
 
     def of_levels(self, values: Tensor) -> Tensor:
         """Return values of all levels (N×Q×max_levels) at the one-hot features, in the order of `values`."""
         return values.flatten(1).index_select(1, self.on(values.device).level_place)
-
-    def features(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Return covariates with gaps as network inputs (N×(width+Q)): values, then the mask."""
-        return torch.cat([self.values(x, mask), mask.to(x.dtype)], dim=1)
 
 
 @lru_cache(maxsize=64)
@@ -97,8 +96,8 @@ def _columns(space: CovariateSpace, device: torch.device) -> Columns:
         return torch.tensor(values, dtype=dtype, device=device)
 
     levels = [(q, level) for q in space.categorical for level in range(space.levels[q])]
+    static, code = tensor(space.static, torch.bool), tensor([-1] * len(space.continuous) + [k for _, k in levels])
     return Columns(
-        tensor(space.continuous), tensor(space.categorical), tensor(space.static, torch.bool), tensor(space.owners),
-        tensor([-1] * len(space.continuous) + [level for _, level in levels]), tensor([q for q, _ in levels]),
-        tensor([q * space.max_levels + level for q, level in levels]),
+        tensor(space.continuous), tensor(space.categorical), static, ~static, tensor(space.owners), code < 0, code,
+        tensor([q for q, _ in levels]), tensor([q * space.max_levels + level for q, level in levels]),
     )  # fmt: skip

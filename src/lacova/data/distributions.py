@@ -40,6 +40,16 @@ class FactorisedDistribution:
         """Return the distribution of some rows, chosen by a mask or by index."""
         return FactorisedDistribution(self.mean[rows], self.var[rows], self.log_prob[rows])
 
+    def above(self, other: FactorisedDistribution) -> FactorisedDistribution:
+        """Return the distribution of these rows and, below them, those of another."""
+        parts = ((self.mean, other.mean), (self.var, other.var), (self.log_prob, other.log_prob))
+        return FactorisedDistribution(*(torch.cat(part) for part in parts))
+
+    def halves(self) -> tuple[FactorisedDistribution, FactorisedDistribution]:
+        """Return the distributions of the first and of the second half of the rows."""
+        first, second = zip(self.mean.chunk(2), self.var.chunk(2), self.log_prob.chunk(2), strict=True)
+        return FactorisedDistribution(*first), FactorisedDistribution(*second)
+
     def to(self, where: torch.device | torch.dtype) -> FactorisedDistribution:
         """Return the distribution on another device or in another floating-point type."""
         return FactorisedDistribution(self.mean.to(where), self.var.to(where), self.log_prob.to(where))
@@ -64,6 +74,11 @@ class ConditionalPrior:
     def take(self, rows: Tensor) -> ConditionalPrior:
         """Return the conditional prior of some rows, chosen by a mask or by index."""
         return ConditionalPrior(self.distribution.take(rows), self.log_marginal[rows])
+
+    def above(self, other: ConditionalPrior) -> ConditionalPrior:
+        """Return the conditional prior of these rows and, below them, that of others."""
+        log_marginal = torch.cat([self.log_marginal, other.log_marginal])
+        return ConditionalPrior(self.distribution.above(other.distribution), log_marginal)
 
     def to(self, where: torch.device | torch.dtype) -> ConditionalPrior:
         """Return the conditional prior on another device or in another floating-point type."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -48,7 +49,7 @@ class Terms:
     gain: float | Tensor = 0.0
     masked_log_prob: float | Tensor = 0.0
 
-    @property
+    @cached_property
     def elbo(self) -> Tensor:
         return self.data - self.kl_inducing
 
@@ -103,9 +104,11 @@ def bound(
         importance: weight the samples of `eps` against each other. A model of missingness always does: it depends on
             y as drawn.
     """
-    posterior = vae.covariate_posterior
-    y_embedding = posterior.embed_y(batch)
-    q_x = posterior(batch, y_embedding)
+    posterior, q_masked = vae.covariate_posterior, None
+    if masked is None:
+        q_x = posterior(batch)
+    else:
+        q_x, q_masked = posterior.both(batch, masked)
     if importance or vae.missingness is not None:
         terms = weighted(vae, batch, eps, q_x)
     else:
@@ -123,9 +126,9 @@ def bound(
         reconstruction = _reconstruction(vae, batch, scenarios, z, q_x, factorisation)
         inducing = prior.inducing + (0.0 if vae.random_effects is None else vae.random_effects.kl())
         terms = Terms(batch.scale * reconstruction, prior.latent, inducing, kl_covariates, prior.statistics)
-    if masked is None:
+    if masked is None or q_masked is None:
         return terms
-    log_q = batch.scale * masked_log_prob(posterior(masked, y_embedding), batch, masked, vae.space)
+    log_q = batch.scale * masked_log_prob(q_masked, batch, masked, vae.space)
     return replace(terms, masked_log_prob=log_q)
 
 

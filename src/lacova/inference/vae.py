@@ -160,17 +160,21 @@ class ConditionalVAE(nn.Module):
             shown = batch.y_mask & ~hidden
             batch = replace(batch, y_mask=torch.where(shown.any(1, keepdim=True), shown, batch.y_mask))
         y, row = batch.y, None if lines is None else lines.row
-        features = self.space.features(batch.x, batch.x_mask)
-        if lines is not None:
-            features = torch.cat([self.space.values(lines.x), batch.x_mask[lines.row].to(y.dtype)], dim=1)
+        if lines is None or row is None:
+            features = batch.features(self.space)
+        else:
+            observed = batch.x_mask.index_select(0, row).to(y.dtype)
+            features = torch.cat([self.space.values(lines.x), observed], dim=1)
         if self.random_effects is not None:
             zeros = y.new_zeros(len(y), self.measurements.output_width)
             with torch.no_grad():
                 prior = None if batch.conditional_prior is None else batch.conditional_prior.distribution
                 gaussian = self.likelihood.gaussian_part(zeros, batch)
                 factorisation = factorisation if hidden is None else None
-                effects = self.random_effects.expect(*gaussian, self.fixed_part(batch, prior), factorisation)
-            features = torch.cat([features, effects if row is None else effects[row]], dim=1)
+                fixed = self.random_effects.fixed_effects
+                mean = None if fixed is None else fixed.expected_mean(batch, prior)
+                effects = self.random_effects.expect(*gaussian, mean, factorisation)
+            features = torch.cat([features, effects if row is None else effects.index_select(0, row)], dim=1)
             y = self.likelihood.subtract_from_gaussian(y, effects)
         latents = getattr(self.encoder, "latents", None)  # an encoder that couples rows
         if latents is not None:

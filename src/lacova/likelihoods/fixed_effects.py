@@ -57,6 +57,9 @@ class FixedEffects(nn.Module):
     owner: Tensor
     member: Tensor
     fixed: Tensor
+    fixed_feature: Tensor
+    column: Tensor
+    hot: Tensor
     pairs: Tensor
     centre: Tensor
     kappa: Tensor
@@ -76,6 +79,11 @@ class FixedEffects(nn.Module):
         self.register_buffer("pairs", pairs.reshape(-1, 2).T.contiguous().long(), persistent=False)  # of one covariate
         fixed = torch.tensor([space.static[space.names.index(name)] for name in names])
         self.register_buffer("fixed", fixed, persistent=False)
+        self.register_buffer("fixed_feature", fixed[self.owner], persistent=False)
+        column = torch.tensor([space.owners[k] for k in chosen])
+        self.register_buffer("column", column, persistent=False)  # of X, of each feature
+        hot = torch.tensor([space.levels[space.owners[k]] > 0 for k in chosen])
+        self.register_buffer("hot", hot, persistent=False)
         self.register_buffer("centre", sd.new_zeros(len(chosen)))  # μ
         self.register_buffer("kappa", sd.new_ones(len(names)))
         self.mean = nn.Parameter(sd.new_zeros(len(sd), len(chosen)))
@@ -102,23 +110,30 @@ class FixedEffects(nn.Module):
         that change. Var m_qᵀx_q = Σ_k m_k² Var x_k − 2 Σ_{k<k'} m_k m_k' p_k p_k' over the levels k of a category, and
         a number has no second sum. Without a distribution, the features of missing covariates are 0.
         """
-        x = self.space.values(batch.x, batch.x_mask)
+        mean, var = self.mean, self.var
         if distribution is None:
-            c = self._regressors(x[:, self.chosen], batch)
-            return FixedPart(c @ self.mean.mT, c.square() @ self.var.mT)
-        at, gap = self.space.on(x.device), ~batch.x_mask
-        mean, var = (part[:, at.continuous] * gap[:, at.continuous] for part in (distribution.mean, distribution.var))
-        probs = self.space.of_levels(distribution.log_prob).exp() * gap[:, at.level_owner]
-        # E x_k and E x_k² of missing features; a one-hot feature is its own square.
-        first, second = (torch.cat([part, probs], dim=1)[:, self.chosen] for part in (mean, mean.square() + var))
-        c = self._regressors(x[:, self.chosen] + first, batch)
-        weight, (one, other) = self._variance_weights(batch)[:, self.owner], self.pairs
-        moments = torch.cat([weight * (second - first.square()), weight[:, one] * first[:, one] * first[:, other]], 1)
+            c = self._regressors(self._observed(batch), batch)
+            return FixedPart(c @ mean.mT, c.square() @ var.mT)
+        gap = self._gap(batch)
+        first = self._gap_means(distribution, gap)
+        c = self._regressors(self._observed(batch) + first, batch)
+        # Variance of missing features; a one-hot feature is its own square.
+        spread = torch.where(self.hot, first - first.square(), distribution.var.index_select(1, self.column) * gap)
+        weight, (one, other) = self._variance_weights(batch).index_select(1, self.owner), self.pairs
+        products = weight.index_select(1, one) * first.index_select(1, one) * first.index_select(1, other)
+        moments = torch.cat([weight * spread, products], 1)
         moments = moments.new_zeros(batch.patients, moments.shape[1]).index_add(0, batch.patient, moments)
         variances, products = moments.split([len(self.owner), len(one)], dim=1)  # P̂×K, P̂×pairs
-        gap_var = variances @ (self.mean.square() + self.var).mT
-        gap_var = gap_var - 2.0 * products @ (self.mean[:, one] * self.mean[:, other]).mT
-        return FixedPart(c @ self.mean.mT, c.square() @ self.var.mT + gap_var.clamp_min(0.0)[batch.patient])
+        gap_var = variances @ (mean.square() + var).mT
+        gap_var = gap_var - 2.0 * products @ (mean.index_select(1, one) * mean.index_select(1, other)).mT
+        return FixedPart(c @ mean.mT, c.square() @ var.mT + gap_var.clamp_min(0.0).index_select(0, batch.patient))
+
+    def expected_mean(self, batch: Batch, distribution: FactorisedDistribution | None) -> Tensor:
+        """Return the mean of `expect` alone."""
+        features = self._observed(batch)
+        if distribution is not None:
+            features = features + self._gap_means(distribution, self._gap(batch))
+        return self._regressors(features, batch) @ self.mean.mT
 
     def at(
         self, x: Tensor, batch: Batch, coefficients: Tensor | None = None, averaged_x: Tensor | None = None
@@ -147,9 +162,23 @@ class FixedEffects(nn.Module):
 
     def kl(self) -> Tensor:
         """Return KL[q(w) ‖ p(w)]."""
-        log_scale = self.log_scale[self.owner]
+        log_scale = self.log_scale.index_select(0, self.owner)
         square = (self.var + self.mean.square()) * (-2.0 * log_scale).exp()
         return (log_scale - self.log_sd + 0.5 * (square - 1.0)).sum()
+
+    def _observed(self, batch: Batch) -> Tensor:
+        """Return the features of observed covariates (N̂×K), 0 where missing."""
+        return batch.values(self.space).index_select(1, self.chosen)
+
+    def _gap(self, batch: Batch) -> Tensor:
+        """Return which features are those of missing covariates (N̂×K)."""
+        return (~batch.x_mask).index_select(1, self.column)
+
+    def _gap_means(self, distribution: FactorisedDistribution, gap: Tensor) -> Tensor:
+        """Return E x_k of missing features (N̂×K), 0 where observed."""
+        numbers = distribution.mean.index_select(1, self.space.on(gap.device).continuous)
+        probs = self.space.of_levels(distribution.log_prob).exp()
+        return torch.cat([numbers, probs], dim=1).index_select(1, self.chosen) * gap
 
     def _features(self, x: Tensor) -> Tensor:
         """Return completed covariates (…×N̂×Q) as features: numbers and one-hot levels (…×N̂×K)."""
@@ -160,8 +189,9 @@ class FixedEffects(nn.Module):
         """Return c at each row (…×N̂×K) from features (…×N̂×K), with averages of `averaged` features, or of these."""
         centred = (features if averaged is None else averaged) - self.centre
         zeros = centred.new_zeros(*centred.shape[:-2], batch.patients, centred.shape[-1])
-        average = zeros.index_add(-2, batch.patient, centred) / (self._visits(batch) + self.kappa)[:, self.owner]
-        c: Tensor = torch.where(self.fixed[self.owner], features, average[..., batch.patient, :])
+        size = (batch.counts[:, None] + self.kappa).index_select(1, self.owner)
+        average = zeros.index_add(-2, batch.patient, centred) / size
+        c: Tensor = torch.where(self.fixed_feature, features, average.index_select(-2, batch.patient))
         return c
 
     def _variance_weights(self, batch: Batch) -> Tensor:
@@ -169,10 +199,5 @@ class FixedEffects(nn.Module):
 
         A visit-constant covariate is one variable per patient, which counts at the patient's first row.
         """
-        first = batch.in_first_row(self.kappa.new_ones(batch.patients))[:, None]
-        return torch.where(self.fixed, first, (self._visits(batch) + self.kappa)[batch.patient] ** -2)
-
-    def _visits(self, batch: Batch) -> Tensor:
-        """Return the number of visits of each patient (P̂×1)."""
-        one = self.kappa.new_ones(len(batch), 1)
-        return self.kappa.new_zeros(batch.patients, 1).index_add(0, batch.patient, one)
+        shrunk = (batch.counts[:, None] + self.kappa).index_select(0, batch.patient) ** -2
+        return torch.where(self.fixed, batch.is_first[:, None], shrunk)

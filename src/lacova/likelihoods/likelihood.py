@@ -81,7 +81,7 @@ class Likelihood(nn.Module):
     def log_prob(self, outputs: Tensor, y: Tensor, mask: Tensor, extra: float | Tensor = 0.0) -> Tensor:
         """Return Σ_{d observed} log p(y_d) per row; `extra` is variance of Gaussian columns beside their noise."""
         if self.plain:
-            return torch.where(mask, self._gaussian.log_prob(outputs, y, extra), 0.0).sum(-1)
+            return (self._gaussian.log_prob(outputs, y, extra) * mask).sum(-1)
         total = outputs.new_zeros(())
         y = torch.where(mask, y, 0.0)
         for kind, family, columns, places in self._groups():

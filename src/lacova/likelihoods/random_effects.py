@@ -98,14 +98,14 @@ class RandomIntercepts(nn.Module):
         return 0.5 * (value - torch.zeros_like(value).index_add(-1, batch.patient, excess))
 
     def expect(
-        self, location: Tensor, batch: Batch, noise: Tensor, fixed_part: FixedPart | None = None,
+        self, location: Tensor, batch: Batch, noise: Tensor, fixed_mean: Tensor | None = None,
         factorisation: Factorisation | None = None,
     ) -> Tensor:  # fmt: skip
         """Return E b at each row (…×N̂×D) given all observed measurements: the fixed part and shrunk residuals.
 
-        The arguments are those of `gain`.
+        The arguments are those of `gain`; `fixed_mean` is the mean of the fixed part (…×N̂×D).
         """
-        mean = 0.0 if fixed_part is None else fixed_part.mean
+        mean = 0.0 if fixed_mean is None else fixed_mean
         count, total = _sums(location + mean, batch)
         return mean + (self.var * total / (noise + count * self.var))[..., batch.patient, :]
 
@@ -173,16 +173,16 @@ class DriftingIntercepts(RandomIntercepts):
         correlated = torch.einsum("dpij,...dpj->...dpi", root, r).square().sum(-1)
         if fixed_part is not None:
             ones = (root @ observed[..., None].to(root.dtype)).square().sum((-2, -1))  # 1ᵀC⁻¹1, D×P
-            correlated = correlated + ones * fixed_part.var[..., batch.first, :].mT
+            correlated = correlated + ones * fixed_part.var.index_select(-2, batch.first).mT
         log_det = -2.0 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1) - observed.sum(-1) * noise.log()[:, None]
         rest = (correlated + log_det).sum(-2)
         return 0.5 * (torch.zeros_like(rest).index_add(-1, batch.patient, independent) - rest)
 
     def expect(
-        self, location: Tensor, batch: Batch, noise: Tensor, fixed_part: FixedPart | None = None,
+        self, location: Tensor, batch: Batch, noise: Tensor, fixed_mean: Tensor | None = None,
         factorisation: Factorisation | None = None,
     ) -> Tensor:  # fmt: skip
-        blocks, mean = batch.blocks, 0.0 if fixed_part is None else fixed_part.mean
+        blocks, mean = batch.blocks, 0.0 if fixed_mean is None else fixed_mean
         k, observed, root = self.factorise(batch, noise) if factorisation is None else factorisation
         white = torch.einsum("dpij,...dpj->...dpi", root, _residuals(location + mean, batch, blocks, observed))
         weight = torch.einsum("dpji,...dpj->...dpi", root, white) * observed
@@ -244,7 +244,7 @@ def _sums(location: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
 
 def _residuals(location: Tensor, batch: Batch, blocks: Blocks, observed: Tensor) -> Tensor:
     """Return y − location by measurement and patient (…×D×P×n), zero where not observed."""
-    return (batch.y - location)[..., blocks.places, :].movedim(-1, -3) * observed
+    return blocks.take(batch.y - location, -2).movedim(-1, -3) * observed
 
 
 def _at_rows(values: Tensor, batch: Batch, blocks: Blocks) -> Tensor:

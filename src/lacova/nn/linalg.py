@@ -70,7 +70,8 @@ def log_det(factor: Tensor) -> Tensor:
 
 def gaussian_kl(mean_q: Tensor, var_q: Tensor, mean_p: Tensor, var_p: Tensor) -> Tensor:
     """Compute KL[N(mean_q, var_q) ‖ N(mean_p, var_p)] of scalar normals, elementwise."""
-    return 0.5 * (var_q / var_p + (mean_q - mean_p) ** 2 / var_p - 1.0 + (var_p / var_q).log())
+    ratio = var_q / var_p
+    return 0.5 * (ratio - ratio.log() + (mean_q - mean_p).square() / var_p - 1.0)
 
 
 def log_normal(z: Tensor, mean: Tensor, var: Tensor) -> Tensor:

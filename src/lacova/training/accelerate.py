@@ -15,15 +15,15 @@ from lacova.inference.vae import ConditionalVAE
 from lacova.priors.base import NaturalStatistics
 from lacova.training.cuda_graph import Captured
 from lacova.training.distributed import Team
-from lacova.training.loader import IndexedBatch, TrainingBatch
 from lacova.training.options import FitOptions
+from lacova.training.training_batch import AnyBatch
 
 log = logging.getLogger("lacova")
 # Layouts stay as they are, or else strides differ from those that cuDNN returns. Small kernels side by side become one:
 # a third fewer of them.
 COMPILE: dict[str, Any] = {"layout_optimization": False, "combo_kernels": True}
 
-TakesBatch = Callable[[TrainingBatch | IndexedBatch, float], Tensor]
+TakesBatch = Callable[[AnyBatch, float], Tensor]
 
 
 class Accelerable(Protocol):
@@ -43,7 +43,7 @@ def captures(vae: ConditionalVAE, options: FitOptions, device: torch.device, tea
 
 
 def captured(
-    owner: Accelerable, run: Callable[[TrainingBatch | IndexedBatch, Any], Tensor], units: int, steps: int = 0,
+    owner: Accelerable, run: Callable[[AnyBatch, Any], Tensor], units: int, steps: int = 0,
     snapshot: Callable[[], Callable[[], None]] | None = None,
 ) -> TakesBatch:  # fmt: skip
     """Return `run` as a captured graph; where `steps` per epoch repay it, with a compiled bound.

@@ -6,7 +6,10 @@ own, so that a fit that is continued from a checkpoint takes the same steps; and
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import torch
+from torch import Tensor
 
 MOST = 2.0  # times the typical norm
 
@@ -15,20 +18,29 @@ MOST = 2.0  # times the typical norm
 def clip_gradients(optimiser: torch.optim.Optimizer) -> None:
     """Scale all gradients of an Adam optimiser by one factor, so that their norm is at most `MOST` times the typical.
 
-    The first step, before which nothing has been seen, stays as it is.
+    All groups of the optimiser have the same betas. The first step, before which nothing has been seen, stays as it is.
     """
-    gradients, seen = [], []
-    for group in optimiser.param_groups:
-        known = [p for p in group["params"] if p.grad is not None and optimiser.state.get(p)]
-        if not known:
-            continue
-        states = [optimiser.state[p] for p in known]
-        gradients += [p.grad for p in known]
-        sums = torch.stack([total.double() for total in torch._foreach_norm([s["exp_avg_sq"] for s in states], 1)])
-        missing = group["betas"][1] ** torch.stack([s["step"] for s in states]).double()  # weight of the zero at first
-        seen.append(torch.where(missing < 1.0, sums / (1.0 - missing), 0.0).sum())
-    if not gradients:
+    state = optimiser.state
+    known = [p for group in optimiser.param_groups for p in group["params"] if p.grad is not None and state.get(p)]
+    if not known:
         return
-    most = MOST * torch.stack(seen).sum().sqrt()
-    norm = torch.stack([part.double() for part in torch._foreach_norm(gradients)]).square().sum().sqrt()
-    torch._foreach_mul_(gradients, torch.where((most > 0.0) & (norm > most), most / norm, 1.0))
+    known.sort(key=_type)  # torch takes all tensors of one type at once
+    alike = [list(part) for _, part in groupby(known, _type)]
+    decay = optimiser.param_groups[0]["betas"][1]
+    missing = decay ** torch.stack([state[p]["step"] for p in known]).double()  # weight of the zero at first
+    sums = _norms([[state[p]["exp_avg_sq"] for p in part] for part in alike], 1)
+    most = MOST * torch.where(missing < 1.0, sums / (1.0 - missing), 0.0).sum().sqrt()
+    gradients = [[p.grad for p in part] for part in alike]
+    norm = _norms(gradients, 2).square().sum().sqrt()
+    factor = torch.where((most > 0.0) & (norm > most), most / norm, 1.0)
+    for part in gradients:
+        torch._foreach_mul_(part, factor.to(part[0].dtype))
+
+
+def _type(parameter: Tensor) -> str:
+    return str(parameter.dtype)
+
+
+def _norms(parts: list[list[Tensor]], order: int) -> Tensor:
+    """Return the norm of each tensor in float64; those of a part have one type."""
+    return torch.cat([torch.stack(torch._foreach_norm(part, order)).double() for part in parts])

@@ -2,102 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from lacova.covariates.masked_loss import mask_more
-from lacova.covariates.scenarios import Plan, StandardDraws, identity_plan
-from lacova.data.batches import Batch, Batches
+from lacova.covariates.prior import CovariatePrior
+from lacova.covariates.scenarios import Plan, RowPlan
+from lacova.data.batches import Batches
 from lacova.data.io.archive import digest
 from lacova.data.table import Table
 from lacova.inference.vae import ConditionalVAE
 from lacova.training.distributed import SINGLE, Team
 from lacova.training.options import FitOptions
-
-
-class BatchPart(NamedTuple):
-    """Which part of a batch this process has, where several processes share it.
-
-    Attributes:
-        start, rows: how many rows of the batch lie before this part, and how many the batch has.
-        once: 1 in one of the processes and 0 in the others: the weight of terms that are not sums over rows.
-    """
-
-    start: int
-    rows: int
-    once: float
-
-
-class TrainingBatch(NamedTuple):
-    """A batch on its way to the optimiser.
-
-    Attributes:
-        batch: the rows.
-        plan: the scenarios of missing covariates to sum over.
-        masked: the same rows with more covariates masked; None without the masked loss.
-        part: this process's part of the batch; None if it has all of it.
-    """
-
-    batch: Batch
-    plan: Plan
-    masked: Batch | None
-    part: BatchPart | None = None
-
-    def gather(self) -> TrainingBatch:
-        return self
-
-    def draw_eps(
-        self, vae: ConditionalVAE, samples: int, generator: torch.Generator, dropout: float = 0.0
-    ) -> StandardDraws:
-        """Draw the random numbers of a step; those of a row are the same however many processes there are."""
-        if self.part is None:
-            return vae.draw_eps(self.batch, samples, generator, dropout)
-        x, rows = self.batch.x, slice(self.part.start, self.part.start + len(self.batch))
-        whole = x.new_empty(()).expand(self.part.rows, x.shape[1])
-        return vae.draw_eps(replace(self.batch, x=whole), samples, generator, dropout).rows(rows)
-
-
-@dataclass(frozen=True)
-class IndexedBatch:
-    """A batch by reference: rows of a table on the device, gathered there, within a captured graph if there is one.
-
-    For tables of rows without categorical covariates, whose scenarios are the rows themselves.
-
-    Attributes:
-        rows: which rows (N̂,).
-        real: False for rows that only fill up a shape (N̂,).
-        scale: N/N̂, or 1.
-        open, open_real: as in `Plan`.
-        loader: where the rows are.
-    """
-
-    rows: Tensor
-    real: Tensor
-    scale: Tensor
-    open: Tensor
-    open_real: Tensor
-    loader: TableLoader
-
-    def gather(self) -> TrainingBatch:
-        """Gather the rows."""
-        table, masked, rows = self.loader.batches.table, self.loader.masked_table, self.rows
-        real = self.real.to(table.x.dtype)
-        number = torch.arange(len(rows), device=rows.device)
-        batch = Batch(
-            table.y[rows], table.y_mask[rows] & self.real[:, None], table.x[rows],
-            table.x_mask[rows] | ~self.real[:, None], number, self.scale,
-            None if table.conditional_prior is None else table.conditional_prior.take(rows), len(rows), real,
-        )  # fmt: skip
-        plan = identity_plan(number, real, batch.x.shape[1], self.open, self.open_real)
-        if masked is None:
-            return TrainingBatch(batch, plan, None)
-        more = with_mask_of(batch, masked, rows)
-        return TrainingBatch(batch, plan, replace(more, x_mask=more.x_mask | ~self.real[:, None]))
+from lacova.training.training_batch import (
+    AnyBatch,
+    BatchPart,
+    IndexedBatch,
+    TrainingBatch,
+    tensors,
+    with_mask_of,
+)
 
 
 class Loader(ABC):
@@ -126,13 +55,11 @@ class Loader(ABC):
         """Compute the conditional prior of every row: before anything else, and whenever the prior has changed."""
 
     @abstractmethod
-    def epoch(self, vae: ConditionalVAE, epoch: int, first: int = 0) -> Iterator[TrainingBatch | IndexedBatch]:
+    def epoch(self, vae: ConditionalVAE, epoch: int, first: int = 0) -> Iterator[AnyBatch]:
         """Yield the batches of an epoch, numbered from 0, in random order, from batch `first` on."""
 
     @abstractmethod
-    def in_order(
-        self, vae: ConditionalVAE, *, masked: bool = True, team: Team = SINGLE
-    ) -> Iterator[TrainingBatch | IndexedBatch]:
+    def in_order(self, vae: ConditionalVAE, *, masked: bool = True, team: Team = SINGLE) -> Iterator[AnyBatch]:
         """Yield every row once, always in the same order and with the same entries masked, if any; `scale` is 1.
 
         The batches are shared by the team, if one is given.
@@ -189,7 +116,9 @@ class TableLoader(Loader):
         self.units, self.steps = self.batches.units, len(self.batches)
         self.masked_table: Table | None = None
         self._masked_epoch = -1
-        self._by_index = False
+        self._by_index = self._plain = False
+        self._host_prior: CovariatePrior | None = None
+        self._ahead: tuple[int, Table] | None = None
 
     def condition(self, vae: ConditionalVAE) -> None:
         table = vae.condition(self.host.to(self.device))
@@ -197,33 +126,45 @@ class TableLoader(Loader):
             self.batches = Batches(table, self.options.batch)
         else:
             _copy_into(self.batches.table, table)
-        self._masked_epoch = -1
-        simple = self.host.patient is None and not vae.space.categorical and self.options.samples == 1
-        self._by_index = simple and self.device.type == "cuda" and self.team.size == 1
-        self._gaps = (~self.host.x_mask).any(1) if vae.prior.integrates else None
+        self._masked_epoch, self._ahead = -1, None
+        self._by_index = self.device.type == "cuda" and self.team.size == 1
+        self._plain = self.by_row and not vae.space.categorical and self.options.samples == 1
+        self._gaps = (~self.host.x_mask).any(1) & vae.prior.integrates
+        if self._by_index and vae.covariate_prior.on_host:
+            self._host_prior = copy.deepcopy(vae.covariate_prior).cpu()
 
     def mask(self, vae: ConditionalVAE, epoch: int) -> None:
         """Mask other entries in every epoch, and condition on the rest; in place from the second epoch on."""
         if not self.options.masked_loss or self._masked_epoch == epoch:
             return
-        generator = torch.Generator().manual_seed(1_000_003 * self.options.seed + epoch)
-        x_mask = mask_more(self.host, vae.space, self.masking_rate, generator).x_mask.to(self.device)
-        table = vae.condition(replace(self.batches.table, x_mask=x_mask, conditional_prior=None))
+        table = self._ahead[1] if self._ahead is not None and self._ahead[0] == epoch else self._masked(vae, epoch)
         if self.masked_table is None:
-            self.masked_table = table
+            assert table.conditional_prior is not None
+            prior = table.conditional_prior.to(self.device)
+            self.masked_table = replace(
+                self.batches.table, x_mask=table.x_mask.to(self.device), conditional_prior=prior
+            )
         else:
             _copy_into(self.masked_table, table)
-        self._masked_epoch = epoch
+        self._masked_epoch, self._ahead = epoch, None
 
-    def epoch(self, vae: ConditionalVAE, epoch: int, first: int = 0) -> Iterator[TrainingBatch | IndexedBatch]:
+    def _masked(self, vae: ConditionalVAE, epoch: int) -> Table:
+        """Return the table with the masks of an epoch; with a prior on the host, without waiting for the device."""
+        generator = torch.Generator().manual_seed(1_000_003 * self.options.seed + epoch)
+        table = mask_more(self.host, vae.space, self.masking_rate, generator)
+        if self._host_prior is not None:
+            return replace(table, conditional_prior=self._host_prior.condition(table))
+        return vae.condition(replace(self.batches.table, x_mask=table.x_mask.to(self.device), conditional_prior=None))
+
+    def epoch(self, vae: ConditionalVAE, epoch: int, first: int = 0) -> Iterator[AnyBatch]:
         self.mask(vae, epoch)
         generator = torch.Generator().manual_seed(1_000_003 * self.options.seed + epoch)
         units = list(self.batches.shuffled(generator))[first:]
         yield from self._yield_batches(vae, units, None, bool(self.options.masked_loss), self.team)
+        if self.options.masked_loss and self._host_prior is not None:  # while the device takes the last steps
+            self._ahead = epoch + 1, self._masked(vae, epoch + 1)
 
-    def in_order(
-        self, vae: ConditionalVAE, *, masked: bool = True, team: Team = SINGLE
-    ) -> Iterator[TrainingBatch | IndexedBatch]:
+    def in_order(self, vae: ConditionalVAE, *, masked: bool = True, team: Team = SINGLE) -> Iterator[AnyBatch]:
         if masked:
             self.mask(vae, 0)
         units = torch.arange(self.units).split(self.batches.size)
@@ -231,25 +172,25 @@ class TableLoader(Loader):
 
     def _yield_batches(
         self, vae: ConditionalVAE, parts: Sequence[Tensor], scale: float | None, masked: bool, team: Team
-    ) -> Iterator[TrainingBatch | IndexedBatch]:
-        if self._by_index and masked == bool(self.options.masked_loss):
-            yield from self._indexed_batches(parts, scale)
-            return
+    ) -> Iterator[AnyBatch]:
         table = self.masked_table if masked else None
         for units in parts:
-            yield self._training_batch(vae, self.batches, table, self.host.x_mask, units, scale, team)
+            if self._by_index:
+                yield self._indexed_batch(vae, units, scale, masked)
+            else:
+                yield self._training_batch(vae, self.batches, table, self.host.x_mask, units, scale, team)
 
-    def _indexed_batches(self, parts: Sequence[Tensor], scale: float | None) -> Iterator[IndexedBatch]:
-        """Send the indices of all batches to the device at once."""
-        rows = torch.cat(list(parts)).to(self.device).split([len(part) for part in parts])
-        open_rows = [self._gaps[part].nonzero()[:, 0] if self._gaps is not None else part[:0] for part in parts]
-        opened = torch.cat(open_rows).to(self.device).split([len(part) for part in open_rows])
-        shared: dict[int, tuple[Tensor, Tensor]] = {}
-        for part, own in zip(rows, opened, strict=True):
-            if len(part) not in shared:
-                factor = torch.full((), self.units / len(part) if scale is None else scale, device=self.device)
-                shared[len(part)] = torch.ones(len(part), dtype=torch.bool, device=self.device), factor
-            yield IndexedBatch(part, *shared[len(part)], own, torch.ones_like(own, dtype=torch.float64), self)
+    def _indexed_batch(self, vae: ConditionalVAE, units: Tensor, scale: float | None, masked: bool) -> IndexedBatch:
+        """Return the batch of some units by reference, on the host."""
+        rows, unit = self.batches.rows(units)
+        plan: Plan | RowPlan
+        if self._plain:
+            plan = RowPlan.of(self._gaps[rows].nonzero()[:, 0])
+        else:
+            plan = vae.plan(self.host.x_mask[rows], unit, self.options.samples, self.options.cap)
+        factor = torch.tensor(self.units / len(units) if scale is None else scale, dtype=self.host.x.dtype)
+        real = torch.ones(len(rows), dtype=torch.bool)
+        return IndexedBatch(rows, real, unit, factor, plan, masked, len(units), self.batches.longest(units), self)
 
     def complete(self, vae: ConditionalVAE, generator: torch.Generator) -> Table:
         x = torch.empty_like(self.host.x)
@@ -261,27 +202,8 @@ class TableLoader(Loader):
         return digest({name: getattr(self.host, name) for name in ("y", "y_mask", "x", "x_mask", "patient")})
 
 
-def with_mask_of(batch: Batch, masked: Table, rows: Tensor) -> Batch:
-    """Return a batch with the mask and the conditional prior of x that its rows have in the masked table."""
-    rows = rows.to(masked.x_mask.device, non_blocking=True)
-    prior = None if masked.conditional_prior is None else masked.conditional_prior.take(rows)
-    return replace(batch, x_mask=masked.x_mask[rows], conditional_prior=prior)
-
-
 def _copy_into(old: Table, new: Table) -> None:
     """Copy mask and conditional prior in place: captured graphs read from where the first ones lie."""
     old.x_mask.copy_(new.x_mask)
     for target, source in zip(tensors(old.conditional_prior), tensors(new.conditional_prior), strict=True):
         target.copy_(source)
-
-
-def tensors(value: Any) -> Iterator[Tensor]:
-    """Yield all tensors within dataclasses and tuples, in a fixed order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif is_dataclass(value):
-        for field in fields(value):
-            yield from tensors(getattr(value, field.name))
-    elif isinstance(value, tuple):
-        for part in value:
-            yield from tensors(part)

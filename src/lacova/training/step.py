@@ -14,8 +14,9 @@ from lacova.nn.adam import Adam
 from lacova.training.accelerate import TakesBatch, captured, captures
 from lacova.training.clipping import clip_gradients
 from lacova.training.distributed import SINGLE, Team
-from lacova.training.loader import IndexedBatch, Loader, TrainingBatch
+from lacova.training.loader import Loader
 from lacova.training.options import FitOptions
+from lacova.training.training_batch import AnyBatch
 
 # Weight decay of q(x_u | ·) under the masked loss: a prior of its weights that counts as much as this many patients.
 # Without it the network memorises a study of a few dozen.
@@ -75,7 +76,7 @@ class Step:
         else:
             self.natural_rate = natural * factor
 
-    def _take(self, indexed: TrainingBatch | IndexedBatch, weight: float | Tensor) -> Tensor:
+    def _take(self, indexed: AnyBatch, weight: float | Tensor) -> Tensor:
         options, training_batch = self.options, indexed.gather()
         eps = training_batch.draw_eps(self.vae, options.draws, self.generator, options.encoder_dropout)
         batch, plan, masked, part = training_batch
@@ -134,7 +135,7 @@ class Validator:
         value, masked = (total / self.loader.length).tolist()
         return value, masked
 
-    def _validate(self, indexed: TrainingBatch | IndexedBatch, weight: float | Tensor) -> Tensor:
+    def _validate(self, indexed: AnyBatch, weight: float | Tensor) -> Tensor:
         training_batch = indexed.gather()
         eps = training_batch.draw_eps(self.vae, self.options.draws, self.generator)
         batch, plan, masked, _ = training_batch

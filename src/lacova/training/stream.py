@@ -22,8 +22,9 @@ from lacova.data.io.parquet import Layout, Part, Source, unit_starts
 from lacova.data.table import Table
 from lacova.inference.vae import ConditionalVAE
 from lacova.training.distributed import SINGLE, Team
-from lacova.training.loader import Loader, TableLoader, TrainingBatch
+from lacova.training.loader import Loader, TableLoader
 from lacova.training.options import FitOptions
+from lacova.training.training_batch import TrainingBatch
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lacova.data.batches import Blocks, blocks
+from lacova.data.batches import Blocks, blocks, rectangle
 from lacova.priors.gp.inducing import Whitened
 from lacova.priors.gp.patient_terms import patient_terms
 from tests.priors.gp.toys import close
@@ -115,7 +115,7 @@ CASES = {
     "without padding": (ragged([[0, 1, 2], [3, 4, 5]], longest=3), 6),
     "one visit each": (ragged([[k] for k in range(4)], longest=1), 4),
     "adjacent rows": (blocks(torch.tensor([0, 0, 1, 2, 2, 2])), 6),
-    "empty lines, rows to spare": (blocks(torch.tensor([0, 0, 1, 2, 2, 2]), 5, 4), 9),
+    "empty lines, rows to spare": (rectangle(torch.tensor([2, 1, 3, 0, 0]), 4), 9),
 }
 every_case = pytest.mark.parametrize(("pad", "rows"), CASES.values(), ids=CASES)
 

@@ -51,9 +51,12 @@ def project(
     part: Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
     """Return the projections a (L×M×K) of the rows x (K×Q) under the shared components, or under those in `part`."""
-    gram = kernel(inducing, inducing, kernel.shared)
-    eye = identity(len(inducing), gram.dtype, gram.device)
-    cross = kernel(inducing, x, kernel.shared if part is None else part)
+    count = len(inducing)
+    if part is None:  # both at once
+        gram, cross = kernel(inducing, torch.cat([inducing, x]), kernel.shared).split([count, len(x)], dim=-1)
+    else:
+        gram, cross = kernel(inducing, inducing, kernel.shared), kernel(inducing, x, part)
+    eye = identity(count, gram.dtype, gram.device)
     return whiten(add_jitter(gram, jitter) + _ABSOLUTE_JITTER * eye, cross)
 
 
@@ -136,8 +139,8 @@ def patient_parts(
         var: the variance of q(Z) at the completed rows (L×K); None for draws.
     """
     both = pad.filled[:, :, None] & pad.filled[:, None, :]
-    xb = x[pad.places]
-    shared = torch.where(both, kernel(xb, xb, kernel.shared) if shared is None else shared, 0.0)  # L×V×n×n
+    xb = pad.take(x, 0)
+    shared = (kernel(xb, xb, kernel.shared) if shared is None else shared) * both  # L×V×n×n
     return patient_terms(a, own_covariance(kernel, xb, pad, noise), shared, target, var, q, pad)
 
 
@@ -149,5 +152,5 @@ def own_whitener(kernel: AdditiveKernel, x: Tensor, pad: Blocks, noise: Tensor) 
 def own_covariance(kernel: AdditiveKernel, x: Tensor, pad: Blocks, noise: Tensor) -> Tensor:
     """Return Σ̂ = K^(R) + σ_z²I per block (L×V×n×n), for x (V×n×Q); the identity where padded."""
     both = pad.filled[:, :, None] & pad.filled[:, None, :]
-    own = torch.where(both, kernel(x, x, kernel.own), 0.0)
+    own: Tensor = kernel(x, x, kernel.own) * both
     return own + torch.diag_embed(torch.where(pad.filled, noise[:, None, None], 1.0))

@@ -80,7 +80,7 @@ class InducingPoints(nn.Module):
     @property
     def inputs(self) -> Tensor:
         """S (M×Q)."""
-        return torch.cat([self.locations, self.levels], dim=1)[:, self.order]
+        return torch.cat([self.locations, self.levels], dim=1).index_select(1, self.order)
 
     def distribution(self) -> Whitened:
         """Return q(v), the variational distribution of the whitened inducing values (not of covariates)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -150,6 +150,11 @@ class _Group(NamedTuple):
         """Whether some components share their length-scales."""
         return len(self.sets) < len(self.components)
 
+    @property
+    def masked(self) -> bool:
+        """Whether the components are multiplied by masks of equal categories."""
+        return self.tied or not self.continuous or any(self.categorical)
+
 
 @lru_cache(maxsize=64)
 def _groups(layout: _Layout) -> list[_Group]:
@@ -182,32 +187,31 @@ class _Products(torch.autograd.Function):
         pairs = pair_shape(x1, x2)
         latent, count = log_variance.shape[1], math.prod(pairs)
         precision = torch.exp(-2.0 * log_lengthscale)
-        total, saved = x1.new_zeros(latent, count), []
+        parts: list[Tensor] = []
+        saved: list[Tensor | None] = []
         for group in _groups(layout):
             masks = _masks(group, x1, x2, pairs)
             variance = _rows(log_variance, group.components)  # R×L
             if not group.continuous:
                 value = variance.exp()
-                total = total.addmm_(value.mT, masks)
-                saved += [value, masks]
+                parts.append(value.mT @ masks)
+                saved += [value, masks, None]
                 continue
-            squares = _gaps(group, x1, x2, pairs).square_()  # C×pairs
+            gaps = _gaps(group, x1, x2, pairs)  # C×pairs
             inverse = _by_set(precision, group)  # S·L×C
             if group.tied:
-                value = (inverse @ squares).mul_(-0.5).exp_().view(-1, latent, count)  # S×L×pairs
-                weight = _weights(group, variance.exp(), masks)
-                total = total.add_((value * weight).sum(0))
+                value = (inverse @ gaps.square()).mul_(-0.5).exp_().view(-1, latent, count)  # S×L×pairs
+                parts.append(_sum(value * _weights(group, variance.exp(), masks)))
             else:
-                value = (
-                    torch.addmm(variance.reshape(-1, 1), inverse, squares, alpha=-0.5).exp_().view(-1, latent, count)
-                )
+                exponent = torch.addmm(variance.reshape(-1, 1), inverse, gaps.square(), alpha=-0.5)
+                value = exponent.exp_().view(-1, latent, count)
                 if any(group.categorical):
                     value.mul_(masks[:, None])
-                total = total.add_(value.sum(0))
-            saved += [value, masks]
+                parts.append(_sum(value))
+            saved += [value, masks, gaps]
         ctx.save_for_backward(x1, x2, log_variance, precision, *saved)
         ctx.layout = layout
-        return total.view(-1, *pairs)
+        return reduce(torch.add, parts).view(-1, *pairs)
 
     @staticmethod
     @once_differentiable
@@ -215,9 +219,10 @@ class _Products(torch.autograd.Function):
         x1, x2, log_variance, precision, *saved = ctx.saved_tensors
         moved = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         shape, gradient = gradient.shape[1:], gradient.reshape(len(gradient), -1)
-        to_variance, to_scale = torch.empty_like(log_variance), torch.zeros_like(precision)
-        to_gap: dict[int, Tensor] = {}
-        for group, value, masks in zip(_groups(ctx.layout), saved[::2], saved[1::2], strict=True):
+        to_variance, to_scale = torch.empty_like(log_variance), torch.empty_like(precision)
+        to_x1 = torch.zeros_like(x1) if ctx.needs_input_grad[0] else None
+        to_x2 = torch.zeros_like(x2) if ctx.needs_input_grad[1] else None
+        for group, value, masks, gaps in zip(_groups(ctx.layout), saved[::3], saved[1::3], saved[2::3], strict=True):
             components = _index(tuple(group.components), x1.device)
             if not group.continuous:
                 to_variance.index_copy_(0, components, value * (masks @ gradient.mT))
@@ -232,23 +237,26 @@ class _Products(torch.autograd.Function):
             else:
                 to_variance.index_copy_(0, components, flat.sum(-1))
             inverse = _by_set(precision, group)  # S·L×C
-            gaps = _gaps(group, x1, x2, shape)
             scale = inverse * (flat.flatten(0, 1) @ gaps.square().mT)  # S·L×C
             scale = scale.unflatten(0, (-1, len(gradient))).mT.flatten(0, 1)  # S·C×L
             to_scale.index_copy_(0, _index(tuple(group.scales), x1.device), scale)
             if moved:
-                forces = (inverse.mT @ flat.flatten(0, 1)).mul_(gaps)
-                for c, force in zip(group.continuous, forces, strict=True):
-                    to_gap[c] = to_gap[c] - force if c in to_gap else -force
-        grad1 = torch.zeros_like(x1) if ctx.needs_input_grad[0] else None
-        grad2 = torch.zeros_like(x2) if ctx.needs_input_grad[1] else None
-        for c, flat_force in to_gap.items():
-            force = flat_force.view(shape)
-            if grad1 is not None:
-                grad1[..., c] = force.sum(-1).sum_to_size(x1.shape[:-1])
-            if grad2 is not None:
-                grad2[..., c] = -force.sum(-2).sum_to_size(x2.shape[:-1])
-        return grad1, grad2, to_variance, to_scale, None
+                force = (inverse.mT @ flat.flatten(0, 1)).mul_(gaps).unflatten(1, shape)  # C×pairs
+                _add_to_columns(to_x1, group.continuous, -force.sum(-1))
+                _add_to_columns(to_x2, group.continuous, force.sum(-2))
+        return to_x1, to_x2, to_variance, to_scale, None
+
+
+def _add_to_columns(target: Tensor | None, columns: tuple[int, ...], values: Tensor) -> None:
+    """Add values (C×…×n) to some columns of a tensor (…×n×Q), summed over dimensions in which it has size 1."""
+    if target is not None:
+        values = values.sum_to_size((len(columns), *target.shape[:-1])).movedim(0, -1)
+        target.index_add_(-1, _index(columns, target.device), values)
+
+
+def _sum(values: Tensor) -> Tensor:
+    """Sum over the first dimension, which mostly has size 1."""
+    return values[0] if len(values) == 1 else values.sum(0)
 
 
 @lru_cache(maxsize=256)
@@ -257,15 +265,25 @@ def _index(places: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(places, device=device)
 
 
+@lru_cache(maxsize=256)
+def _flags(flags: tuple[bool, ...], device: torch.device) -> Tensor:
+    """Return a mask as a tensor, cached as indices are."""
+    return torch.tensor(flags, device=device)
+
+
 def _rows(values: Tensor, rows: list[int]) -> Tensor:
-    """Return some rows."""
+    """Return some rows; adjacent ones as a view."""
     if len(rows) == len(values) and rows == list(range(len(rows))):
         return values
+    if rows == list(range(rows[0], rows[0] + len(rows))):
+        return values[rows[0] : rows[0] + len(rows)]
     return values.index_select(0, _index(tuple(rows), values.device))
 
 
 def _columns(x: Tensor, columns: tuple[int, ...]) -> Tensor:
-    """Return some columns of x (…×Q), each as a matrix or vector of its own (C×…)."""
+    """Return some columns of x (…×Q), each as a matrix or vector of its own (C×…); a single one as a view."""
+    if len(columns) == 1:
+        return x[..., columns[0]][None]
     return x.index_select(-1, _index(columns, x.device)).movedim(-1, 0)
 
 
@@ -283,20 +301,21 @@ def _by_set(precision: Tensor, group: _Group) -> Tensor:
 
 def _weights(group: _Group, variance: Tensor, masks: Tensor) -> Tensor:
     """Return Σ_r s²_r Π_c 1[x_c = x'_c] over the components of each set (S×L×pairs)."""
-    return torch.stack([_rows(variance, own).mT @ _rows(masks, own) for own in group.sets.values()])
+    weights = [_rows(variance, own).mT @ _rows(masks, own) for own in group.sets.values()]
+    return weights[0][None] if len(weights) == 1 else torch.stack(weights)
 
 
 def _masks(group: _Group, x1: Tensor, x2: Tensor, pairs: torch.Size) -> Tensor:
-    """Return Π_c 1[x_c = x'_c] of each component (R×pairs), as numbers."""
+    """Return Π_c 1[x_c = x'_c] of each component (R×pairs), as numbers; nothing where no component needs it."""
     product = None
     for place in range(max([0, *map(len, group.categorical)])):
         having = [len(categorical) > place for categorical in group.categorical]
         columns = tuple(c[place] if place < len(c) else 0 for c in group.categorical)
         equal = _columns(x1, columns)[..., :, None] == _columns(x2, columns)[..., None, :]
         if not all(having):  # a component with fewer categories has 1
-            without = _index(tuple(int(not has) for has in having), x1.device).bool()
+            without = _flags(tuple(not has for has in having), x1.device)
             equal = equal | without.view(-1, *(1,) * (equal.dim() - 1))
         product = equal if product is None else product & equal
     if product is None:
-        return x1.new_ones(len(group.components), math.prod(pairs))
+        return x1.new_ones(len(group.components) if group.masked else 0, math.prod(pairs))
     return product.expand(-1, *pairs).flatten(1).to(x1.dtype)

@@ -52,7 +52,8 @@ def patient_terms(
 
     def statistics(weight: Tensor) -> NaturalStatistics:
         """A = Σ_v w_v a P aᵀ, b = Σ_v w_v a P target; A is a sum of squares, positive in any precision."""
-        own = _to_rows(weight.detach()[:, None, None].expand(*pad.places.shape, 1)[None], *pad, a.shape[-1])
+        by_place = weight.detach()[:, None, None].expand(*pad.places.shape, 1)[None]
+        own = _to_rows(by_place, _row_of(pad.places, pad.filled, a.shape[-1]), a.shape[-1])
         wide = white_a.double()  # L×K×M
         weighted = wide * own
         return NaturalStatistics(weighted.mT @ wide, (weighted.mT @ white_target.double())[..., 0])
@@ -78,9 +79,10 @@ class _PatientTerms(torch.autograd.Function):
         pulled = (precision @ misfit[..., None])[..., 0]  # Pr
         white = root @ (a[:, places] * filled[..., None])  # L×V×n×M
         blocks = root.mT @ white  # aP
-        projected = _to_rows(blocks, places, filled, a.shape[1])
         white_target = root @ (target[:, places] * filled)[..., None]
-        white, white_target = (_to_rows(part, places, filled, a.shape[1]) for part in (white, white_target))
+        at = _row_of(places, filled, a.shape[1])
+        by_row = _to_rows(torch.cat([blocks, white, white_target], -1), at, a.shape[1])
+        projected, white, white_target = by_row.split([a.shape[2], a.shape[2], 1], -1)
         reduced = projected @ deficit  # (I − H)aP at the rows, L×K×M
         own = (a * reduced).sum(-1)[:, places] * filled
         spread = var[:, places] * filled
@@ -89,33 +91,36 @@ class _PatientTerms(torch.autograd.Function):
             + (precision * shared).sum((-2, -1))
             + log_det(factor)
         )
-        ctx.save_for_backward(a, precision, shared, spread, pulled, blocks, projected, reduced, mean, places, filled)
+        pad = (places, filled, at)
+        ctx.save_for_backward(a, precision, shared, spread, pulled, blocks, projected, reduced, mean, *pad)
         ctx.mark_non_differentiable(white, white_target)
         return value, white, white_target
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        a, precision, shared, spread, pulled, blocks, projected, reduced, mean, places, filled = ctx.saved_tensors
+        a, precision, shared, spread, pulled, blocks, projected, reduced, mean, *pad = ctx.saved_tensors
+        places, filled, at = pad
         scale = gradient[..., None, None]  # L×V×1×1
         # PTP = Pr (Pr)ᵀ + P(W + K^(A))P − P aᵀ(I − H)aP
         inner = precision @ (shared + torch.diag_embed(spread)) @ precision
         inner += pulled[..., :, None] * pulled[..., None, :]
         inner -= blocks @ (reduced[:, places] * filled[..., None]).mT
         to_covariance = (precision - inner).mul_(scale)
-        by_row = torch.stack([2.0 * gradient[..., None] * pulled, gradient[..., None].expand_as(pulled)], -1)
-        force, weight = _to_rows(by_row, places, filled, a.shape[1]).unbind(-1)  # L×K each
+        of_place = torch.stack([2.0 * pulled, torch.ones_like(pulled), precision.diagonal(dim1=-2, dim2=-1)], -1)
+        force, weight, to_var = _to_rows(scale * of_place, at, a.shape[1]).unbind(-1)  # L×K each
         to_a = torch.addcmul(force[..., None] * mean[:, None], weight[..., None], reduced, value=-2.0)
-        diagonal = (gradient[..., None] * precision.diagonal(dim1=-2, dim2=-1))[..., None]
-        to_var = _to_rows(diagonal, places, filled, a.shape[1])[..., 0] if ctx.needs_input_grad[4] else None
         to_mean = (a.mT @ force[..., None])[..., 0] if ctx.needs_input_grad[5] else None
         to_deficit = -(a * weight[..., None]).mT @ projected if ctx.needs_input_grad[6] else None
         return to_a, to_covariance, scale * precision, -force, to_var, to_mean, to_deficit, None, None
 
 
-def _to_rows(blocks: Tensor, places: Tensor, filled: Tensor, rows: int) -> Tensor:
+def _row_of(places: Tensor, filled: Tensor, rows: int) -> Tensor:
+    """Return the completed row of each place (V·n,), one beyond the last for padding."""
+    return torch.where(filled, places, rows).flatten()
+
+
+def _to_rows(blocks: Tensor, at: Tensor, rows: int) -> Tensor:
     """Return values by scenario (…×V×n×C) at the completed rows (…×K×C), zero at rows that are in no scenario."""
-    at = torch.where(filled, places, rows).flatten()  # padding is written to an extra last row
-    lead = blocks.shape[:-3]
-    values = blocks.new_zeros(*lead, rows + 1, blocks.shape[-1])
+    values = blocks.new_zeros(*blocks.shape[:-3], rows + 1, blocks.shape[-1])
     return values.index_copy(-2, at, blocks.flatten(-3, -2))[..., :rows, :]

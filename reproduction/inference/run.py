@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -46,6 +47,7 @@ def left(asked: Sequence[Cell], file: Path) -> list[Cell]:
 
 def run(asked: Sequence[Cell], ours: Ours, file: Path, workers: int, verbose: bool) -> int:
     """Append a line for each cell that has none; return how many failed, which have a line with their error."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes, which have the cores to themselves one by one
     results.mend(file)
     todo, failed = left(asked, file), 0
     print(f"{len(todo)} to do, {len(asked) - len(todo)} done", file=sys.stderr, flush=True)

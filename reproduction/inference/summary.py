@@ -6,11 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.stats import binom
+from scipy.stats import t as student
 
 from reproduction.inference.world import Aim
 from reproduction.inference.worlds import WORLDS
 
 KEY = ("world", "size", "method", "repetition")
+CHANCE = 0.025  # what is less probable is not chance
 
 
 class Line(NamedTuple):
@@ -59,30 +62,37 @@ class Line(NamedTuple):
     def verdict(self) -> str:
         """Whether the figure is what it must be.
 
-        "no": the mean or the coverage is outside its range by more than two standard errors; for the coverage, those
-        at the end of the range. "unclear": outside by less. "yes": inside. Blank where anything is right.
+        "yes": mean and coverage are in their ranges. "no": one is outside, and so far that chance has a probability
+        below 2.5% at the end of the range, by a t test or a binomial one. "unclear": outside by less. Blank where
+        anything is right.
         """
         if not self.count:
             return "no"
-        outside = []
+        chances = []
         if self.aim.mean is not None:
-            outside.append(_beyond(self.mean, self.aim.mean, [self.error] * 2))
+            chances.append(self._chance_of_mean(self.aim.mean))
         if self.aim.coverage is not None and not np.isnan(self.coverage):
-            errors = [np.sqrt(end * (1 - end) / self.count) for end in self.aim.coverage]
-            outside.append(_beyond(self.coverage, self.aim.coverage, errors))
-        if not outside:
+            chances.append(self._chance_of_coverage(self.aim.coverage))
+        if not chances:
             return ""
-        worst = max(outside)
-        return "yes" if worst <= 0 else "unclear" if not worst > 2 else "no"
+        least = min(chances)
+        return "yes" if least == 1.0 else "unclear" if least >= CHANCE else "no"
 
+    def _chance_of_mean(self, ends: tuple[float, float]) -> float:
+        """Return the probability of a mean as far outside; 1 inside."""
+        apart = max(ends[0] - self.mean, self.mean - ends[1])
+        if apart <= 0:
+            return 1.0
+        if self.count == 1:
+            return 0.5  # one repetition decides nothing
+        return float(student.sf(apart / self.error, self.count - 1)) if self.error > 0 else 0.0
 
-def _beyond(value: float, ends: tuple[float, float], errors: Sequence[float]) -> float:
-    """Return by how many standard errors a value lies outside a range; 0 if inside."""
-    apart = max(ends[0] - value, value - ends[1])
-    if apart <= 0:
-        return 0.0
-    error = errors[0] if value < ends[0] else errors[1]
-    return apart / error if error > 0 else np.inf if error == 0 else 1.0  # NaN: one repetition decides nothing
+    def _chance_of_coverage(self, ends: tuple[float, float]) -> float:
+        """Return the probability of a share of intervals as far outside; 1 inside."""
+        held = round(self.coverage * self.count)
+        if self.coverage < ends[0]:
+            return float(binom.cdf(held, self.count, ends[0]))
+        return float(binom.sf(held - 1, self.count, ends[1])) if self.coverage > ends[1] else 1.0
 
 
 def summary(lines: Iterable[dict[str, Any]]) -> list[Line]:

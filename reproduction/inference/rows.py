@@ -34,8 +34,7 @@ NEW = 1500
 def small_tables(rng: np.random.Generator, size: int) -> Study:
     """y = x0 + x1 / 2 + 1 in arm b + N(0, 1), with x0 and x1 standard normal and no gaps. 90% intervals of 1,500 new
     rows are predicted; `held` is the share that holds y, `error` the root mean square error relative to that of least
-    squares, and `noise` the learnt standard deviation of the noise, a part of which z may hold
-    instead."""
+    squares, and `noise` the learnt standard deviation of the noise, a part of which z may hold instead."""
 
     def rows(count: int) -> pd.DataFrame:
         x0, x1 = rng.standard_normal((2, count))

@@ -242,7 +242,7 @@ def visits(folder: Path) -> None:
 def test_no_page_has_a_kind_of_snippet_that_is_not_run():
     run = {"python", "sh", "text", "toml"}  # text is output, and TOML is read by the tests of the schema
     shell = {"README.md", "pbc.md", "sdtm.md", "interruption.md", "scaling.md", "reproduction.md", "report.md"}
-    shell |= {"clinical-study.md", TUTORIAL.name, *(page.name for page in SESSIONS)}
+    shell |= {"clinical-study.md", "inference.md", TUTORIAL.name, *(page.name for page in SESSIONS)}
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]:
         kinds = set(re.findall(r"^```(\S+)$", path.read_text(encoding="utf-8"), flags=re.M))
         assert kinds <= run, path.name

@@ -161,34 +161,14 @@ def test_a_batch_by_reference_is_the_batch(name, cap, monkeypatch):
     graphs = Captured(run, torch.Generator(), 7)
     for batches in (lambda: loader.epoch(vae, 0), lambda: loader.in_order(vae, masked=False)):
         plain = list(batches())
-        loader._by_index = True  # as on a GPU
+        loader.by_reference = True  # as on a GPU
         for training_batch, indexed in zip(plain, batches(), strict=True):
             graphs(indexed, 1.0)
             eps, by_reference = results[-1]
             direct = results_of(vae, options, training_batch, eps.rows(slice(len(training_batch.batch))))
             for one, other in zip(by_reference, direct, strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
-        loader._by_index = False
-
-
-def test_masks_computed_ahead_are_those_of_the_epoch():
-    """With the prior on the host, an epoch ends with the masks of the next; a prior that changes makes new ones."""
-    loaders = []
-    for ahead in (False, True):
-        vae, _, loader = built("patients", None)
-        if ahead:
-            loader._host_prior = vae.covariate_prior  # as on a GPU
-        loaders.append(loader)
-    for epoch in (0, 1, 2):
-        if epoch == 2:
-            vae.covariate_prior.generators.mul_(2.0)
-            for loader in loaders:
-                loader.condition(vae)
-        for loader in loaders:
-            list(loader.epoch(vae, epoch))
-        for one, other in zip(*(tensors(loader.masked_table) for loader in loaders), strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=0)
-    assert loaders[1]._ahead[0] == 3
+        loader.by_reference = False
 
 
 def test_what_cannot_be_captured_is_done_batch_by_batch(monkeypatch, caplog):

@@ -105,6 +105,9 @@ class TableLoader(Loader):
         options: how to train.
         device: where batches live.
         team: the processes that share batches.
+
+    Attributes:
+        by_reference: whether batches are sent as numbers of rows, which are gathered on the device: on a GPU.
     """
 
     def __init__(
@@ -116,7 +119,8 @@ class TableLoader(Loader):
         self.units, self.steps = self.batches.units, len(self.batches)
         self.masked_table: Table | None = None
         self._masked_epoch = -1
-        self._by_index = self._plain = False
+        self.by_reference = device.type == "cuda" and team.size == 1
+        self._plain = False
         self._host_prior: CovariatePrior | None = None
         self._ahead: tuple[int, Table] | None = None
 
@@ -127,10 +131,9 @@ class TableLoader(Loader):
         else:
             _copy_into(self.batches.table, table)
         self._masked_epoch, self._ahead = -1, None
-        self._by_index = self.device.type == "cuda" and self.team.size == 1
         self._plain = self.by_row and not vae.space.categorical and self.options.samples == 1
         self._gaps = (~self.host.x_mask).any(1) & vae.prior.integrates
-        if self._by_index and vae.covariate_prior.on_host:
+        if self.by_reference and vae.covariate_prior.on_host:
             self._host_prior = copy.deepcopy(vae.covariate_prior).cpu()
 
     def mask(self, vae: ConditionalVAE, epoch: int) -> None:
@@ -161,8 +164,8 @@ class TableLoader(Loader):
         generator = torch.Generator().manual_seed(1_000_003 * self.options.seed + epoch)
         units = list(self.batches.shuffled(generator))[first:]
         yield from self._yield_batches(vae, units, None, bool(self.options.masked_loss), self.team)
-        if self.options.masked_loss and self._host_prior is not None:  # while the device takes the last steps
-            self._ahead = epoch + 1, self._masked(vae, epoch + 1)
+        if self.options.masked_loss and self._host_prior is not None and self._ahead is None:
+            self._ahead = epoch + 1, self._masked(vae, epoch + 1)  # while the device takes the last steps
 
     def in_order(self, vae: ConditionalVAE, *, masked: bool = True, team: Team = SINGLE) -> Iterator[AnyBatch]:
         if masked:
@@ -175,7 +178,7 @@ class TableLoader(Loader):
     ) -> Iterator[AnyBatch]:
         table = self.masked_table if masked else None
         for units in parts:
-            if self._by_index:
+            if self.by_reference:
                 yield self._indexed_batch(vae, units, scale, masked)
             else:
                 yield self._training_batch(vae, self.batches, table, self.host.x_mask, units, scale, team)

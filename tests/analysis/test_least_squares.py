@@ -86,7 +86,7 @@ def test_the_variance_has_no_bias_where_rows_are_independent():
 
 
 def test_a_mean_by_cluster_is_the_t_test_of_the_means():
-    """One visit more or less apart, the analysis of an intercept is that of G patients' means, with G − 1."""
+    """With equal visits, and with G − 1 degrees of freedom."""
     rng = np.random.default_rng(2)
     y, _, codes = visits(rng, visits=4)
     fit = clustered(y, orthogonal_basis(np.ones((len(y), 1)), ["one"], 0), codes, ["one"], "id")
@@ -111,11 +111,11 @@ def test_type_one_error(patients, treated, tests):
     rng, rejected = np.random.default_rng(patients), np.zeros(2)
     for _ in range(tests):
         y, x, codes = visits(rng, patients, treated, visits=4)
-        basis = orthogonal_basis(x, NAMES, 0)
-        for k, fit in enumerate((least_squares(y, basis), clustered(y, basis, codes, NAMES, "id"))):
+        basis = orthogonal_basis(x[:, :3], NAMES[:3], 0)
+        for k, fit in enumerate((least_squares(y, basis), clustered(y, basis, codes, NAMES[:3], "id"))):
             t = fit.coefficients / np.sqrt(np.diag(fit.covariance))
             rejected[k] += 2 * stats.t.sf(abs(t[1]), fit.dof[1]) < 0.05
-    assert rejected[0] / tests > 0.065  # the visits taken for independent
+    assert rejected[0] / tests > 0.15  # the visits taken for independent
     assert rejected[1] / tests == pytest.approx(0.05, abs=0.021)  # 3 binomial standard errors
 
 

@@ -43,8 +43,8 @@ def pool(estimates: Any, variances: Any, *, dof: Any = None, confidence: float =
         two tables, only that of the estimate is known). Warns if that of an estimate exceeds 10% of its standard error.
 
     Examples:
-        >>> pool([1.0, 1.2, 1.1], [0.04, 0.05, 0.03]).round(2).loc[0, ["estimate", "std_error"]].to_dict()
-        {'estimate': 1.1, 'std_error': 0.23}
+        >>> pool([1.08, 1.12, 1.1], [0.04, 0.05, 0.03]).round(3).loc[0, ["estimate", "std_error"]].to_dict()
+        {'estimate': 1.1, 'std_error': 0.201}
     """
     values, squared_errors = _frame(estimates, "estimates"), _frame(variances, "variances")
     names = _names(values, squared_errors)

@@ -73,7 +73,7 @@ def pool_terms(
         >>> table = pd.DataFrame({"arm": list("abc") * 4, "y": [1.0, 2, 4, 1, 3, 4, 2, 2, 5, 1, 2, 4]})
         >>> completed = pd.concat([table.assign(draw=k) for k in range(3)])
         >>> pool_terms(completed, "y ~ arm").loc["arm", ["df1", "p_value"]].round(4).to_dict()
-        {'df1': 2.0, 'p_value': 0.0006}
+        {'df1': 2.0, 'p_value': 0.0001}
     """
     fits = fit_tables(completed, formula, cluster)
     chosen = {text: named_terms(text, fits.design) for text in (terms or fits.design.terms)}

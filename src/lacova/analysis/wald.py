@@ -29,7 +29,7 @@ def pool_wald(estimates: Any, covariances: Any, *, dof: float | None = None) -> 
 
     Examples:
         >>> pool_wald([[1.0, 2.0], [1.2, 1.9], [1.1, 2.2]], [np.eye(2)] * 3, dof=50).round(3).to_dict()["p_value"]
-        0.067
+        0.084
     """
     q, u = np.asarray(estimates, dtype=float), np.asarray(covariances, dtype=float)
     if q.ndim != 2 or len(q) < 2 or not q.shape[1]:

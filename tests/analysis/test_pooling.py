@@ -173,10 +173,10 @@ def test_monte_carlo_errors_are_the_spread_over_sets_of_tables():
 
 
 def test_too_few_tables_draw_a_warning_that_says_how_many_would_do():
-    # B = 0.02 and T = 1 + 1.2 B, so that √(B/5) is 0.0625 of √T; scaled by 2, it is 0.123 and 5 (0.123/0.1)² = 7.6
+    # With B = 0.02 and T = 1 + 1.2 B, √(B/5) is 6% of √T. With 16 B it is 21.5%, and 5 (21.5/10)² = 23.
     estimates = np.array([-2.0, -1.0, 0.0, 1.0, 2.0]) * np.sqrt(0.02 / 2.5)
-    with pytest.warns(MonteCarloWarning, match="5 completed tables are few: .* of 'age' by 12% .* about 10 tables"):
-        pool(pd.DataFrame({"sex": estimates, "age": 2 * estimates}), np.ones((5, 2)))
+    with pytest.warns(MonteCarloWarning, match="5 completed tables are few: .* of 'age' by 22% .* about 30 tables"):
+        pool(pd.DataFrame({"sex": estimates, "age": 4 * estimates}), np.ones((5, 2)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pool(estimates, np.ones(5))

@@ -112,7 +112,7 @@ def wishart_dof(m: Floats, b: Floats, contrasts: Floats) -> float:
     first = np.einsum("gs,gt->st", *[np.einsum("gss->gs", own)] * 2)
     cross = np.einsum("gs,gt->st", np.einsum("gss->gs", own), np.einsum("gss->gs", inner))
     both = np.einsum("stij,stij->st", n, n) + np.einsum("stij,stji->st", n, n)
-    variance = first - cross - cross.T + np.square(own).sum(0) - 2.0 * (own * inner).sum(0) + both
+    variance = first - 2.0 * cross + np.square(own).sum(0) - 2.0 * (own * inner).sum(0) + both
     k = len(contrasts)
     return float(k * (k + 1) / max(variance.sum(), 1e-300))
 

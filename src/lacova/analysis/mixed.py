@@ -111,8 +111,8 @@ def _best_root(reduced: Reduced) -> Floats:
         found = minimize_scalar(
             lambda u: criterion(reduced, u / (1.0 - u) * eye), bounds=ends, method="bounded", options={"xatol": 1e-10}
         )
-        u = found.x if found.fun < values[0] else 0.0
-        return u / (1.0 - u) * eye
+        ratio = float(found.x / (1.0 - found.x))
+        return ratio * eye
     below = np.tril_indices(2)
 
     def lower(entries: Floats) -> Floats:

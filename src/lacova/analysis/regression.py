@@ -62,9 +62,11 @@ def pool_terms(
     """Test all coefficients of a term at once, pooled: all levels of a factor, or all of an interaction.
 
     Args:
-        completed, formula, cluster: as in `pool_regression`.
+        completed: completed tables, as in `pool_regression`.
+        formula: as in `pool_regression`.
         terms: terms of the formula, such as ["arm", "arm:visit"]; several that are to be tested together are joined by
             +: ["arm + arm:visit"]. Each term of the formula without it.
+        cluster: as in `pool_regression`.
 
     Returns:
         one row per test, with the columns of `pool_wald`.

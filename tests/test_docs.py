@@ -22,6 +22,7 @@ import lacova.analysis.comparison
 import lacova.analysis.pooling
 import lacova.analysis.regression
 import lacova.analysis.sensitivity
+import lacova.analysis.wald
 import lacova.data.masks
 import lacova.data.registry
 import lacova.data.schema.roles
@@ -349,6 +350,7 @@ def test_the_shell_of_the_page_on_scaling(block, tmp_path):
         lacova.analysis.pooling,
         lacova.analysis.regression,
         lacova.analysis.sensitivity,
+        lacova.analysis.wald,
         lacova.sklearn,
         lacova.datasets.digits,
         lacova.datasets.health,

@@ -9,8 +9,9 @@ if TYPE_CHECKING:
     from lacova.analysis.comparison import compare
     from lacova.analysis.pooling import pool
     from lacova.analysis.recovery import recover
-    from lacova.analysis.regression import pool_regression
+    from lacova.analysis.regression import pool_regression, pool_terms
     from lacova.analysis.sensitivity import shift_imputed
+    from lacova.analysis.wald import pool_wald
     from lacova.data.errors import DataError, SchemaError
     from lacova.data.io.archive import StorageError
     from lacova.data.registry import register
@@ -32,15 +33,16 @@ if TYPE_CHECKING:
 __all__ = [
     "CVAE", "GPPVAE", "GPVAE", "HIVAE", "LVAE", "MIWAE", "VAE", "Conv", "DataError", "Dense", "FitOptions",
     "FormulaError", "GPPriorVAE", "NotFittedError", "NotMIWAE", "Schema", "SchemaError", "StorageError",
-    "TrainingError", "__version__", "compare", "load", "pool", "pool_regression", "recover", "register",
-    "shift_imputed",
+    "TrainingError", "__version__", "compare", "load", "pool", "pool_regression", "pool_terms",
+    "pool_wald", "recover", "register", "shift_imputed",
 ]  # fmt: skip
 
 # Where names live; each module is imported when first asked for: torch takes seconds, and much here does not need it.
 _HOMES = {
     "analysis.comparison": ["compare"], "analysis.pooling": ["pool"], "analysis.recovery": ["recover"],
-    "analysis.regression": ["pool_regression"],
-    "analysis.sensitivity": ["shift_imputed"], "data.errors": ["DataError", "SchemaError"],
+    "analysis.regression": ["pool_regression", "pool_terms"],
+    "analysis.sensitivity": ["shift_imputed"], "analysis.wald": ["pool_wald"],
+    "data.errors": ["DataError", "SchemaError"],
     "data.io.archive": ["StorageError"], "data.registry": ["register"], "data.schema": ["Schema"],
     "models.cvae": ["CVAE"], "models.gp_prior_vae": ["GPPriorVAE"], "models.gppvae": ["GPPVAE"],
     "models.gpvae": ["GPVAE"], "models.hivae": ["HIVAE"], "models.inference": ["NotFittedError"],

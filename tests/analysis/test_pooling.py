@@ -1,4 +1,5 @@
 import math
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -8,9 +9,12 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from lacova import pool
+from lacova.analysis.pooling import MonteCarloWarning
+
+pytestmark = pytest.mark.filterwarnings("ignore::lacova.analysis.pooling.MonteCarloWarning")  # few tables suffice here
 
 
-def reference(estimates, variances, dof, confidence):
+def reference(estimates, variances, dof, confidence, jackknife=True):
     """Rubin (1987, eqs. 3.1.2 to 3.1.10) and Barnard and Rubin (1999, eq. 3), one parameter at a time."""
     m = len(estimates)
     mean = sum(estimates) / m
@@ -25,7 +29,7 @@ def reference(estimates, variances, dof, confidence):
         nu = 1 / (1 / nu + 1 / observed)
     distribution = stats.norm() if math.isinf(nu) else stats.t(nu)
     error = math.sqrt(total)
-    return {
+    figures = {
         "estimate": mean,
         "std_error": error,
         "dof": nu,
@@ -36,6 +40,19 @@ def reference(estimates, variances, dof, confidence):
         "fmi": (r + 2 / (nu + 3)) / (r + 1),
         "riv": r,
     }
+    if not jackknife:
+        return figures
+    parts = [
+        reference(estimates[:k] + estimates[k + 1 :], variances[:k] + variances[k + 1 :], dof, confidence, False)
+        for k in range(m)
+    ] if m > 2 else []  # fmt: skip
+    for name in ("estimate", "std_error", "p_value"):
+        leave_one_out = [part[name] for part in parts] or [math.nan]
+        centre = sum(leave_one_out) / len(leave_one_out)
+        figures[f"mc_{name}"] = math.sqrt((m - 1) / m * sum((value - centre) ** 2 for value in leave_one_out))
+    if m == 2:
+        figures["mc_estimate"] = abs(estimates[0] - estimates[1]) / 2
+    return figures
 
 
 @settings(deadline=None)
@@ -53,7 +70,7 @@ def test_pooling_follows_the_formulas(m, parameters, spread, dof, confidence, se
         expected = reference(estimates[:, k].tolist(), variances[:, k].tolist(), dof, confidence)
         assert list(got.columns) == list(expected)
         for name, value in expected.items():
-            assert got.loc[k, name] == pytest.approx(value, rel=1e-8, abs=1e-12), name
+            assert got.loc[k, name] == pytest.approx(value, rel=1e-8, abs=1e-12, nan_ok=True), name
 
 
 def test_tables_that_agree_give_the_complete_data_interval():
@@ -133,3 +150,33 @@ def test_names_of_parameters():
 def test_bad_estimates_are_refused(estimates, variances, settings, message):
     with pytest.raises(ValueError, match=message):
         pool(estimates, variances, **settings)
+
+
+def test_degrees_of_freedom_may_differ_between_parameters():
+    estimates, variances = np.array([[1.0, 5.0], [1.3, 5.5], [1.1, 5.1]]), np.full((3, 2), 0.2)
+    both = pool(estimates, variances, dof=[7.0, 90.0])
+    for k, dof in enumerate((7.0, 90.0)):
+        np.testing.assert_allclose(both.loc[k], pool(estimates[:, k], variances[:, k], dof=dof).loc[0], rtol=1e-12)
+    for wrong in ([7.0], [7.0, 0.0], [1.0, 2.0, 3.0]):
+        with pytest.raises(ValueError, match="one number or one per parameter"):
+            pool(estimates, variances, dof=wrong)
+
+
+def test_monte_carlo_errors_are_the_spread_over_sets_of_tables():
+    # 3,000 sets of m = 20 tables of the same gaps; what the jackknife reports is compared with what the sets show.
+    rng, sets, m = np.random.default_rng(0), 3000, 20
+    q, u = rng.normal(0.8, 0.3, (m, sets)), rng.gamma(50, 0.2 / 50, (m, sets))
+    pooled = pool(q, u, dof=40)
+    for name in ("estimate", "std_error", "p_value"):
+        reported = np.sqrt(np.square(pooled[f"mc_{name}"]).mean())
+        assert reported == pytest.approx(pooled[name].std(), rel=0.1), name  # the jackknife is biased upwards by 1/m
+
+
+def test_too_few_tables_draw_a_warning_that_says_how_many_would_do():
+    # With B = 0.02 and T = 1 + 1.2 B, √(B/5) is 6% of √T. With 16 B it is 21.5%, and 5 (21.5/10)² = 23.
+    estimates = np.array([-2.0, -1.0, 0.0, 1.0, 2.0]) * np.sqrt(0.02 / 2.5)
+    with pytest.warns(MonteCarloWarning, match="5 completed tables are few: .* of 'age' by 22% .* about 30 tables"):
+        pool(pd.DataFrame({"sex": estimates, "age": 4 * estimates}), np.ones((5, 2)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pool(estimates, np.ones(5))

@@ -1,92 +1,151 @@
-"""Least squares on several completed tables, pooled: the commonest analysis after `impute(draws=)`."""
+"""Regressions on several completed tables, pooled: the commonest analyses after `impute(draws=)`."""
 
 from __future__ import annotations
 
-import re
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from lacova.analysis.clusters import check_column, chosen_cluster
+from lacova.analysis.design import Basis, Design, Floats, design, named_terms, orthogonal_basis
+from lacova.analysis.least_squares import Fit, clustered, least_squares
+from lacova.analysis.mixed import mixed
 from lacova.analysis.pooling import pool
-from lacova.data.errors import DataError, hint, listed
+from lacova.analysis.wald import pool_wald
+from lacova.data.errors import DataError
 from lacova.data.io.dataframes import to_pandas
 
 
-def pool_regression(completed: Any, formula: str, *, confidence: float = 0.95) -> pd.DataFrame:
+def pool_regression(
+    completed: Any, formula: str, *, cluster: str | None = "auto", confidence: float = 0.95
+) -> pd.DataFrame:
     """Fit a linear regression to each completed table, and combine the coefficients by Rubin's rules.
 
-    Rows count as independent: from a table of visits, give the rows of one visit, with earlier values as columns.
+    Visits of a patient are no independent evidence. Name the column of patients as `cluster`, or give each patient a
+    random effect in the formula, as in R's lme4: "y ~ arm * week + (1 | patient)", or "(1 + week | patient)" with a
+    random slope.
 
     Args:
-        completed: the result of `model.impute(table, draws=20)`: completed tables, numbered in a column `draw`.
+        completed: the result of `model.impute(table, draws=50)`: completed tables, numbered in a column `draw`.
         formula: as in R, such as "weight ~ baseline + arm"; text makes indicators against its first level. Functions
             and arithmetic are those of formulaic: "log(alt) ~ C(grade)", "I(weight - baseline) ~ arm".
+        cluster: a column, such as that of patients: standard errors are robust to any correlation between rows that
+            share its value (CR2, with the degrees of freedom of Bell and McCaffrey). None states that rows are
+            independent. With "auto", the schema's instance column is the cluster if the table came from `impute` as
+            pandas and has several rows of an instance; of other tables, one that seems to hold several rows of a
+            patient is refused. A formula with random effects needs no cluster.
         confidence: the confidence of the intervals.
 
     Returns:
-        one row per coefficient, with the columns of `pool`; degrees of freedom are Barnard and Rubin's.
+        one row per coefficient, with the columns of `pool`. Degrees of freedom are Barnard and Rubin's, given those of
+        the complete table: rows less coefficients, Bell and McCaffrey's, or for a mixed model (REML) Satterthwaite's.
+        `attrs["analysis"]` says which analysis it is.
 
     Examples:
-        >>> table = pd.DataFrame({"draw": [0] * 4 + [1] * 4, "x": [0.0, 1, 2, 3] * 2, "y": [0.0, 1, 3, 3, 0, 1, 2, 4]})
+        >>> table = pd.DataFrame({"draw": [0] * 4 + [1] * 4, "x": [0.0, 1, 2, 3] * 2, "y": [0.0, 1, 3, 3, 0, 1, 3, 3]})
         >>> pool_regression(table, "y ~ x")["estimate"].round(2).to_dict()
-        {'Intercept': -0.05, 'x': 1.2}
+        {'Intercept': 0.1, 'x': 1.1}
     """
+    fits = fit_tables(completed, formula, cluster)
+    estimates = pd.DataFrame([fit.coefficients for fit in fits.tables], columns=fits.design.names)
+    variances = pd.DataFrame([np.diag(fit.covariance) for fit in fits.tables], columns=fits.design.names)
+    pooled = pool(estimates, variances, dof=mean_dof([fit.dof for fit in fits.tables]), confidence=confidence)
+    pooled.attrs["analysis"] = fits.analysis
+    return pooled
+
+
+def pool_terms(
+    completed: Any, formula: str, terms: Sequence[str] | None = None, *, cluster: str | None = "auto"
+) -> pd.DataFrame:
+    """Test all coefficients of a term at once, pooled: all levels of a factor, or all of an interaction.
+
+    Args:
+        completed: completed tables, as in `pool_regression`.
+        formula: as in `pool_regression`.
+        terms: terms of the formula, such as ["arm", "arm:visit"]; several that are to be tested together are joined by
+            +: ["arm + arm:visit"]. Each term of the formula without it.
+        cluster: as in `pool_regression`.
+
+    Returns:
+        one row per test, with the columns of `pool_wald`.
+
+    Examples:
+        >>> table = pd.DataFrame({"arm": list("abc") * 4, "y": [1.0, 2, 4, 1, 3, 4, 2, 2, 5, 1, 2, 4]})
+        >>> completed = pd.concat([table.assign(draw=k) for k in range(3)])
+        >>> pool_terms(completed, "y ~ arm").loc["arm", ["df1", "p_value"]].round(4).to_dict()
+        {'df1': 2.0, 'p_value': 0.0001}
+    """
+    fits = fit_tables(completed, formula, cluster)
+    chosen = {text: named_terms(text, fits.design) for text in (terms or fits.design.terms)}
+    rows = []
+    for columns in chosen.values():
+        covariances, degrees = zip(*(fit.joint(columns) for fit in fits.tables), strict=True)
+        estimates = [fit.coefficients[columns] for fit in fits.tables]
+        rows.append(pool_wald(estimates, covariances, dof=float(mean_dof(degrees))))
+    if not rows:
+        raise DataError(f"formula {formula!r} has no term to test; expected one such as 'y ~ x + arm'.")
+    tests = pd.DataFrame(rows, index=pd.Index(list(chosen)))
+    tests.attrs["analysis"] = fits.analysis
+    return tests
+
+
+class Fits(NamedTuple):
+    """The fits to all completed tables, their design, and the analysis in words."""
+
+    tables: list[Fit]
+    design: Design
+    analysis: str
+
+
+def fit_tables(completed: Any, formula: str, cluster: str | None) -> Fits:
+    """Fit the regression to each completed table."""
     frame, _ = to_pandas(completed)
     if "draw" not in frame.columns:
         raise DataError(
-            "the table has no column 'draw' that numbers completed tables; give what impute(draws=20) made."
+            "the table has no column 'draw' that numbers completed tables; give what impute(draws=50) made."
         )
     frame = frame.reset_index(drop=True)
-    y, x = _matrices(frame, formula)
+    whole = design(frame, formula)
+    if whole.group is not None:
+        if cluster not in (None, "auto", whole.group):
+            raise DataError(
+                f"the formula has random effects of {whole.group!r}, and cluster is {cluster!r}; give one of the two."
+            )
+        by: str | None = check_column(frame, whole.group)
+    else:
+        by = chosen_cluster(frame, whole, cluster)
+    fit = _analysis(whole, by)
+    tables = []
     draw = frame["draw"].to_numpy()
-    fits = [_least_squares(y[draw == k], x[draw == k], k) for k in pd.unique(draw)]
-    estimates, variances = (pd.DataFrame([fit[i] for fit in fits], columns=x.columns) for i in (0, 1))
-    return pool(estimates, variances, dof=min(fit[2] for fit in fits), confidence=confidence)
+    for k in pd.unique(draw):
+        rows = draw == k
+        basis = orthogonal_basis(whole.x[rows], whole.names, k)
+        codes = None if by is None else pd.factorize(frame.loc[rows, by])[0]
+        tables.append(fit(whole.y[rows], basis, None if whole.z is None else whole.z[rows], codes))
+    return Fits(tables, whole, _words(whole, by, frame))
 
 
-def _matrices(frame: pd.DataFrame, formula: str) -> tuple[pd.Series[float], pd.DataFrame]:
-    """Return outcome and design matrix of all tables together, so that all share indicators and spline bases."""
-    from formulaic import Formula, model_matrix
-    from formulaic.errors import FormulaicError
-
-    try:
-        parsed = Formula(formula)
-        absent = [name for name in sorted(parsed.required_variables) if name not in frame.columns]
-        if absent:
-            columns = list(map(str, frame.columns))
-            raise DataError(
-                f"there is no column or function {absent[0]!r}; the columns are {listed(columns)}."
-                f"{hint(absent, columns)}"
-            )
-        gaps = [name for name in sorted(parsed.required_variables) if frame[name].isna().any()]
-        if gaps:
-            raise DataError(
-                f"column(s) {listed(gaps)} have gaps; the regression takes completed tables: impute them too."
-            )
-        matrices = model_matrix(parsed, frame, context={})
-    except (FormulaicError, SyntaxError) as error:
-        reason = re.sub(r"\x1b\[[\d;]*m|[⧛⧚]", "", str(error)).strip().split("\n")[0].rstrip(".")
-        raise DataError(f"formula {formula!r} cannot be read: {reason}. Expected one such as 'y ~ x + arm'.") from None
-    sides: list[Any] = [getattr(matrices, side, None) for side in ("lhs", "rhs")]
-    if not all(isinstance(side, pd.DataFrame) for side in sides) or sides[0].shape[1] != 1 or not sides[1].shape[1]:
-        raise DataError(f"formula {formula!r} must have one number on its left and terms on its right: 'y ~ x + arm'.")
-    y, x = (pd.DataFrame(side).astype(float) for side in sides)
-    if not np.isfinite(y.to_numpy()).all() or not np.isfinite(x.to_numpy()).all():
-        raise DataError(f"formula {formula!r} gives values that are not finite, such as the logarithm of 0.")
-    return y.iloc[:, 0], x
+def _analysis(whole: Design, by: str | None) -> Callable[[Floats, Basis, Any, Any], Fit]:
+    """Return the analysis of one table, given its outcome, basis, random effects and clusters."""
+    if by is None:
+        return lambda y, basis, z, codes: least_squares(y, basis)
+    if whole.group is None:
+        return lambda y, basis, z, codes: clustered(y, basis, codes, whole.names, by)
+    return lambda y, basis, z, codes: mixed(y, basis, z, codes, by)
 
 
-def _least_squares(y: pd.Series[float], x: pd.DataFrame, draw: Any) -> tuple[Any, Any, int]:
-    """Return the coefficients, their squared standard errors and the residual degrees of freedom."""
-    rows, columns = x.shape
-    if rows <= columns:
-        raise DataError(f"table {draw} has {rows} rows for {columns} coefficients; expected more rows.")
-    coefficients, _, rank, _ = np.linalg.lstsq(x.to_numpy(), y.to_numpy())
-    if rank < columns:
-        raise DataError(
-            f"in table {draw} the coefficients of {listed(list(x.columns))} cannot be told apart: a term repeats "
-            "others, or a level has no row; take a term out, or merge levels."
-        )
-    variance = float(((y.to_numpy() - x.to_numpy() @ coefficients) ** 2).sum()) / (rows - columns)
-    return coefficients, variance * np.diag(np.linalg.inv(x.to_numpy().T @ x.to_numpy())), rows - columns
+def _words(whole: Design, by: str | None, frame: pd.DataFrame) -> str:
+    if by is None:
+        return "least squares, rows independent"
+    count = f"{frame[by].nunique()} values of {by!r}"
+    if whole.group is None:
+        return f"least squares, standard errors robust to clusters ({count})"
+    return f"mixed model by REML, random effects of {count}"
+
+
+def mean_dof(degrees: Sequence[Any]) -> Floats:
+    """Return the mean degrees of freedom: 1/ν, the relative error of a squared standard error, is averaged."""
+    mean: Floats = 1.0 / np.mean(1.0 / np.asarray(degrees, dtype=float), axis=0)
+    return mean

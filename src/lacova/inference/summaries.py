@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lacova.data.errors import DataError
+from lacova.data.io.dataframes import INSTANCE
 from lacova.data.kinds import values_of
 from lacova.data.scaling import Floats
 from lacova.data.table import Table
@@ -107,7 +108,10 @@ def completed_draws(
     many = pd.concat([frame] * draws, ignore_index=True)  # filled at once, which takes a small part of the time
     filled = encoder.fill(many, encoder.decode_measurements(y.flatten(0, 1)), x.flatten(0, 1))
     filled.index = frame.index.append([frame.index] * (draws - 1))
-    return _numbered(filled, draws)
+    tables = _numbered(filled, draws)
+    if encoder.schema.instance is not None:
+        tables.attrs[INSTANCE] = encoder.schema.instance
+    return tables
 
 
 def predicted(

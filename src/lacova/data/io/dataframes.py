@@ -19,6 +19,7 @@ NULLABLE = {pa.bool_(): pd.BooleanDtype()} | {
     getattr(pa, name.lower())(): getattr(pd, f"{name}Dtype")()
     for name in ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64")
 }
+INSTANCE = "lacova instance"  # in the attrs of completed tables: the column of instances, for analyses of them
 
 
 Frame = TypeVar("Frame")

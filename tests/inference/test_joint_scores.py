@@ -151,11 +151,11 @@ def test_rows_and_courses_of_a_table(hold):
     """Numbers only, in the given scale, of entries that count; rows of a patient in two parts if courses are held."""
     _, encoder = table()
     draws, y, mask = random(25, 30, 4), random(30, 4, seed=1), random(30, 4, seed=2) > -0.3
-    patient, scale, unit = torch.arange(30) // 3, np.array([2.0, 1.0, 0.5, 3.0]), np.array([1.0, 1.0, 4.0, 1.0])
-    joint = JointScores(encoder, scale, hold)
+    patient, location, scale = torch.arange(30) // 3, np.array([1.0, 0.0, -2.0, 0.5]), np.array([2.0, 1.0, 0.5, 3.0])
+    joint = JointScores(encoder, location, scale, hold)
     for part in (torch.arange(0, 30, 2), torch.arange(1, 30, 2)) if hold else (torch.arange(15), torch.arange(15, 30)):
-        joint.add(draws[:, part], y[part], mask[part], unit, part, patient[part])
-    factor = torch.tensor(unit / scale)
+        joint.add(draws[:, part], y[part], mask[part], part, patient[part])
+    draws, y = ((values - torch.tensor(location)) / torch.tensor(scale) for values in (draws, y))
     expected = {name: [] for name in joint_scores.NAMES}
 
     def score(prefix, drawn, truth):
@@ -166,11 +166,11 @@ def test_rows_and_courses_of_a_table(hold):
     numbers = torch.tensor([True, False, True, True])
     for row in range(30):
         own = mask[row] & numbers
-        score("", (draws * factor)[:, row, own], (y * factor)[row, own])
+        score("", draws[:, row, own], y[row, own])
     for who in range(10):
         for d in (0, 2, 3):
             own = mask[:, d] & (patient == who)
-            score("course_", (draws * factor)[:, own, d], (y * factor)[own, d])
+            score("course_", draws[:, own, d], y[own, d])
     assert {name: len(values) for name, values in expected.items()} != dict.fromkeys(joint_scores.NAMES, 0)
     rel = 1e-5 if hold else 1e-8  # draws that are held back are kept in float32
     for name, values in joint.means().items():
@@ -181,13 +181,29 @@ def test_rows_and_courses_of_a_table(hold):
 def test_what_has_no_joint_score_is_left_out():
     frame, _ = table()
     encoder = TableEncoder.learn(lacova.Schema(["a"], {}, instance="id", time="day"), frame)
-    joint = JointScores(encoder, np.ones(1))
-    joint.add(random(5, 3, 1), random(3, 1), torch.tensor([[True], [False], [True]]), np.ones(1), torch.arange(3), None)
+    joint, mask = JointScores(encoder), torch.tensor([[True], [False], [True]])
+    joint.add(random(5, 3, 1), random(3, 1), mask, torch.arange(3), None)
     assert joint.means() == {}
-    joint.add(random(5, 3, 1), random(3, 1), torch.tensor([[True], [False], [True]]), np.ones(1), torch.arange(3),
-              torch.tensor([0, 0, 1]))  # fmt: skip
+    joint.add(random(5, 3, 1), random(3, 1), mask, torch.arange(3), torch.tensor([0, 0, 1]))
     assert [*joint.means()] == ["course_energy", "course_variogram"]
     assert math.isnan(joint.means()["course_energy"])
+
+
+def test_scores_do_not_depend_on_the_units_of_the_measurements():
+    """Nor on their zero: the variogram score compares columns with each other."""
+    frame, _ = table()
+    results = []
+    for units in (frame, frame.assign(a=1000 + 12 * frame["a"], c=frame["c"] / 7 - 3)):
+        encoder = TableEncoder.learn(SCHEMA, units)
+        encoded = encoder.encode(units, dtype=torch.float64)
+        draws = encoded.y + random(20, 30, 4)
+        for own in (True, False):
+            joint = JointScores(encoder)
+            values = [torch.as_tensor(encoder.in_own_units(v)) if own else v for v in (draws, encoded.y)]
+            joint.add(*values, encoded.y_mask, torch.arange(30), encoded.patient, own)
+            results.append([*joint.means().values()])
+    for other in results[1:]:
+        assert other == pytest.approx(results[0], rel=1e-8)
 
 
 def test_a_model_is_scored_jointly():

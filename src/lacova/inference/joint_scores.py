@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lacova.data.kinds import values_of
 from lacova.data.scaling import Floats
 from lacova.data.table_encoder import TableEncoder
 
@@ -119,25 +118,32 @@ class _Entries(NamedTuple):
 class JointScores:
     """Means of joint scores over rows, and over courses where rows belong to patients, from draws part by part.
 
-    Categories have no place on a common scale with numbers and are left out.
+    Categories have no place on a common scale with numbers and are left out. Measurements are compared with each other
+    by the variogram score, so they need a common location too.
 
     Args:
-        encoder: names the measurements.
-        scale: scale of each measurement in own units (D,), which becomes 1.
+        encoder: names and encodes the measurements.
+        location, scale: of each measurement in own units (D,), which become 0 and 1; by default those of `encoder`.
         hold: keep courses back until `means`, because the rows of a patient may come in several parts.
     """
 
-    def __init__(self, encoder: TableEncoder, scale: Floats, hold: bool = False) -> None:
+    def __init__(
+        self, encoder: TableEncoder, location: Floats | None = None, scale: Floats | None = None, hold: bool = False
+    ) -> None:
         schema = encoder.schema
-        self._numbers = [
-            d for d, name in enumerate(schema.measurements) if values_of(schema.kinds.get(name)) != "level"
-        ]
-        self._scale, self._hold = torch.as_tensor(scale, dtype=torch.float64), hold
+        location = middle(encoder) if location is None else location
+        scale = encoder.scales.spread if scale is None else scale
+        self._numbers = [d for d, name in enumerate(schema.measurements) if name not in encoder.levels]
+        self._own = tuple(torch.as_tensor(values) for values in (1.0 / scale, -location / scale))
+        self._encoded = tuple(
+            torch.as_tensor(values) for values in (encoder.y_scale / scale, (encoder.y_shift - location) / scale)
+        )
+        self._hold = hold
         self._held: list[_Entries] = []
         self._sums: dict[str, list[float]] = {}  # per prefix of the names: units, energy, variogram
 
     def add(
-        self, draws: Tensor, y: Tensor, mask: Tensor, unit: Floats, rows: Tensor, patient: Tensor | None
+        self, draws: Tensor, y: Tensor, mask: Tensor, rows: Tensor, patient: Tensor | None, own_units: bool = True
     ) -> None:  # fmt: skip
         """Add some rows.
 
@@ -145,15 +151,15 @@ class JointScores:
             draws: draws (draws×n×D).
             y: true values (n×D).
             mask: which entries count (n×D).
-            unit: what 1 in draws and true values is in the own units of each measurement (D,).
             rows: numbers of the rows in their table (n,).
             patient: codes of their patients (n,), or None.
+            own_units: whether draws and true values are in own units, or else encoded, all on linear scales.
         """
         mask, rows = mask.to(y.device), rows.to(y.device)
         row, column = mask[:, self._numbers].nonzero(as_tuple=True)
         column = torch.as_tensor(self._numbers, device=y.device)[column]
-        factor = (torch.as_tensor(unit) / self._scale).to(y)[column]
-        drawn, truth = draws[:, row, column] * factor, y[row, column] * factor
+        slope, start = (values.to(y)[column] for values in (self._own if own_units else self._encoded))
+        drawn, truth = draws[:, row, column] * slope + start, y[row, column] * slope + start
         if len(self._numbers) > 1:
             self._score("", drawn, truth, row)
         if patient is not None:
@@ -187,6 +193,11 @@ class JointScores:
         scores = score_units(draws, y, unit)
         new = (len(scores.unit), float(scores.energy.sum()), float(scores.variogram.sum()))
         self._sums[prefix] = [a + b for a, b in zip(self._sums.get(prefix, (0, 0.0, 0.0)), new, strict=True)]
+
+
+def middle(encoder: TableEncoder) -> Floats:
+    """Return the location of each measurement in own units (D,): what is encoded as 0, and 0 itself for counts."""
+    return encoder.in_own_units(torch.zeros(len(encoder.measurements)))
 
 
 def shuffled(draws: Floats, seed: int) -> Floats:

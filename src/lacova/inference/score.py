@@ -65,7 +65,7 @@ def by_column(
         drawn, truth = _own_values(encoder, part.y, y) if in_own_units else (part.y, y)
         scores = _own_scores(vae, encoder, part, y, drawn, truth) if in_own_units else _encoded_scores(part, y)
         if joint is not None:
-            joint.add(drawn, truth, mask, unit, part.rows, patient)
+            joint.add(drawn, truth, mask, part.rows, patient, in_own_units)
         for name, values in {"entries": mask, **scores}.items():
             sums[name] += torch.where(mask.to(values.device), values.double(), 0.0).sum(0).cpu().numpy()
     entries = np.where(sums["entries"] > 0, sums["entries"], np.nan)

@@ -378,7 +378,7 @@ class Inference:
             for part, own_seed in parts(opened(data, self.schema.instance, columns), seed, columns):
                 yield from self._predictions_and_truth(self.encode(part), draws, own_seed)
 
-        joint = JointScores(encoder, encoder.scales.spread)
+        joint = JointScores(encoder)
         table, rows = by_column(vae, encoder, predictions(), joint)
         return table, overall(table, encoder.scales.spread, rows) | joint.means()
 

@@ -38,11 +38,11 @@ def test_lines_of_scores_and_correlations(model, table):
     assert scores["lines"] == [["rows", "2", "0.5", "0.6", "0.2", "0.3"],
                                ["courses of ast", "1", "0.8", "0.9", "0.5", "0.6"]]  # fmt: skip
     assert correlations["lines"] == [
-        ["c2 and ast", "200, 50", "0.88", "0.30", "-1.20", "0.15", "lost"],
+        ["c2 and ast", "200, 50", "0.88", "0.30", "-1.20", "0.15", "yes"],
         ["c0 from visit to visit", "200, 50", "0.90", "0.30", "-1.20", "0.15", ""],
         ["c1 and ast", "200, 50", "0.89", "0.30", "-1.20", "0.15", ""],
     ]
-    assert "3 were compared; 1 are lost" in correlations["about"]
+    assert "3 were compared. Lost, weaker by 0.1 at least and beyond chance: 1." in correlations["about"]
     assert all(len(line) == len(part["head"]) for part in (scores, correlations) for line in part["lines"])
     (_, many) = joint_facts(recovery(model, table, pairs=30, lost=[29]), ReportOptions(10, 0, True))
     assert len(many["lines"]) == MAX_LINES

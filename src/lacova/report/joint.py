@@ -18,11 +18,12 @@ SCORES = (
 )
 SCORE_HEAD = ["hidden together", "number", "energy score", "shuffled", "variogram score", "shuffled"]
 CORRELATIONS = (
-    "Rank correlations of observed values, beside those of pairs in which a value was hidden and imputed: for columns, "
-    f"and for neighbouring visits, with {MIN_PAIRS} pairs or more from {MIN_UNITS} patients, or rows, or more."
+    "Correlations of observed values (of their normal scores), beside those of pairs in which a value was hidden and "
+    f"imputed: for columns, and for neighbouring visits, with {MIN_PAIRS} pairs or more from {MIN_UNITS} patients, or "
+    "rows, or more."
 )
 CORRELATION_HEAD = [
-    "pair", "pairs observed, imputed", "observed", "imputed", "difference (Fisher's z)", "standard error", "",
+    "pair", "pairs observed, imputed", "observed", "imputed", "difference (Fisher's z)", "standard error", "lost",
 ]  # fmt: skip
 
 
@@ -33,8 +34,8 @@ def joint_facts(recovery: Recovery, options: ReportOptions) -> list[Facts]:
     pairs = recovery.correlations[recovery.correlations["units"] >= options.min_patients]
     strength = pairs.assign(strength=pairs["observed"].astype(float).abs())
     listed = strength.sort_values(["lost", "strength"], ascending=False, kind="stable").head(MAX_LINES)
-    about = f"{CORRELATIONS} {len(pairs)} were compared; {int(pairs['lost'].sum())} are lost: weaker by 0.1 at least, "
-    about += "and beyond chance."
+    about = f"{CORRELATIONS} {len(pairs)} were compared. Lost, weaker by 0.1 at least and beyond chance: "
+    about += f"{int(pairs['lost'].sum())}."
     if len(listed) < len(pairs):
         about += f" Listed are the {len(listed)} strongest, lost ones first."
     tables: list[Facts] = [
@@ -55,7 +56,7 @@ def _score_line(line: Mapping[Any, Any]) -> list[str]:
 def _correlation_line(line: Mapping[Any, Any]) -> list[str]:
     counts = f"{line['observed_pairs']}, {line['completed_pairs']}"
     values = (f"{line[name]:.2f}" for name in ("observed", "completed", "difference", "se"))
-    return [pair_name(line), counts, *values, "lost" if line["lost"] else ""]
+    return [pair_name(line), counts, *values, "yes" if line["lost"] else ""]
 
 
 def pair_name(line: Mapping[Any, Any]) -> str:

@@ -139,6 +139,19 @@ def test_one_draw_is_refused(model, table):
         recover(model, table, draws=1)
 
 
+def test_categories_alone_have_no_joint_scores():
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(
+        {"id": np.repeat(np.arange(20), 3), "e": rng.choice(["x", "y"], 60), "f": rng.random(60) < 0.4}
+    )
+    schema = lacova.Schema({"e": "categorical", "f": "bernoulli"}, {}, instance="id")
+    model = lacova.VAE(schema, latent_dim=1).fit(table, max_epochs=1, device="cpu")
+    recovery = recover(model, table, share=0.5, draws=5)
+    assert recovery.joint_summary().empty
+    assert recovery.correlations.empty
+    assert not {"energy", "course_energy"} & set(model.score(table, draws=5))
+
+
 def test_limits_of_detection_hold_for_joint_scores():
     rng = np.random.default_rng(0)
     table = pd.DataFrame(rng.normal(size=(80, 2)), columns=["crp", "alt"])

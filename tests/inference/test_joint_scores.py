@@ -180,6 +180,9 @@ def test_rows_and_courses_of_a_table(hold):
 
 def test_what_has_no_joint_score_is_left_out():
     frame, _ = table()
+    categories = JointScores(TableEncoder.learn(lacova.Schema({"level": "bernoulli"}, {}, instance="id"), frame))
+    categories.add(random(5, 3, 1), random(3, 1), torch.ones(3, 1).bool(), torch.arange(3), torch.zeros(3).long())
+    assert categories.means() == {}
     encoder = TableEncoder.learn(lacova.Schema(["a"], {}, instance="id", time="day"), frame)
     joint, mask = JointScores(encoder), torch.tensor([[True], [False], [True]])
     joint.add(random(5, 3, 1), random(3, 1), mask, torch.arange(3), None)

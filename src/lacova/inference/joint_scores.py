@@ -155,6 +155,8 @@ class JointScores:
             patient: codes of their patients (n,), or None.
             own_units: whether draws and true values are in own units, or else encoded, all on linear scales.
         """
+        if not self._numbers:
+            return
         mask, rows = mask.to(y.device), rows.to(y.device)
         row, column = mask[:, self._numbers].nonzero(as_tuple=True)
         column = torch.as_tensor(self._numbers, device=y.device)[column]

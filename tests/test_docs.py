@@ -19,7 +19,9 @@ import pytest
 from tools import notebooks, outputs
 
 import lacova.analysis.comparison
+import lacova.analysis.correlations
 import lacova.analysis.pooling
+import lacova.analysis.recovery
 import lacova.analysis.regression
 import lacova.analysis.sensitivity
 import lacova.analysis.wald
@@ -347,7 +349,9 @@ def test_the_shell_of_the_page_on_scaling(block, tmp_path):
         lacova.models.miwae,
         lacova.models.vae,
         lacova.analysis.comparison,
+        lacova.analysis.correlations,
         lacova.analysis.pooling,
+        lacova.analysis.recovery,
         lacova.analysis.regression,
         lacova.analysis.sensitivity,
         lacova.analysis.wald,

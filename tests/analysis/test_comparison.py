@@ -181,14 +181,6 @@ def test_an_oracle_sees_the_covariates_and_kinds_have_accuracies():
     assert np.isfinite(plain.loc["CVAE", ["x_rmse", "x_accuracy", "log_likelihood"]].astype(float)).all()
 
 
-def test_draws_of_values_that_are_part_of_the_importance_sample_have_no_further_variance():
-    table, schema = visits()[["alt"]], Schema(["alt"], {})
-    model = lacova.NotMIWAE(schema, latent_dim=1).fit(table, max_epochs=1, device="cpu")
-    (part,) = model._imputation(model.encode(table.assign(alt=None).astype(float)), 50, 0)
-    assert part.location.equal(part.y)
-    assert not part.var.any()
-
-
 BAD = [
     ({"models": []}, ValueError, "models is empty"),
     ({"models": "VAE"}, ValueError, r"\['VAE', 'CVAE'\]"),

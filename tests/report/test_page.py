@@ -22,6 +22,7 @@ SECTIONS = [
     "model",
     "training",
     "quality",
+    "joint",
     "patients",
     "covariates",
     "effects",

@@ -13,32 +13,25 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-import numpy as np
 import pandas as pd
-import torch
 
 from lacova import __version__
 from lacova.analysis.folds import Fold, assign_folds, make_fold
+from lacova.analysis.held_out import IMPUTED, PREDICTED, held_out_scores
 from lacova.analysis.result_file import ResultFile
 from lacova.data.columns import require_columns
 from lacova.data.errors import DataError, SchemaError, hint
 from lacova.data.io.dataframes import to_pandas
-from lacova.data.kinds import values_of
 from lacova.data.schema import Schema
-from lacova.inference.impute import weighted_covariates
-from lacova.inference.score import DrawsAndTruth, by_column, overall
 from lacova.models.base import Model
 from lacova.models.checks import in_memory, whole_number
 from lacova.models.inference import MEAN_DRAWS
-from lacova.models.miwae import NotMIWAE
 from lacova.models.registry import OPTIONS, make_model, model_class
 from lacova.models.settings import identity
 from lacova.training.interrupt import InterruptedWarning
 from lacova.training.options import FitOptions, TrainingError
 from lacova.training.progress import progress as progress_bar
 
-IMPUTED = ("nll", "crps", "rmse", "coverage90", "accuracy")
-PREDICTED = ("nll", "crps", "rmse", "accuracy")
 SCORES = (
     *IMPUTED, "x_rmse", "x_accuracy", *(f"predict_{name}" for name in PREDICTED), "log_likelihood", "seconds",
 )  # fmt: skip
@@ -88,6 +81,8 @@ def compare(
 
         - `nll`, `crps`, `rmse`, `coverage90` of hidden numbers, per entry, `nll` and `accuracy` of hidden categories.
           `crps` and `rmse` are in units of the training standard deviation, `nll` in the column's own units;
+        - `energy` and `variogram` of the hidden numbers of a row jointly, `course_energy` and `course_variogram` of
+          those of one measurement over the visits of an instance; see docs/explain/calibration.md;
         - `x_rmse`, `x_accuracy` of hidden covariates, in units of the training standard deviation; NaN for models that
           do not use covariates;
         - `predict_...`: the same for all measurements of a held-out row, predicted from its covariates alone;
@@ -154,63 +149,11 @@ def _fitted_scores(
         if model.interrupted:
             raise KeyboardInterrupt
         seconds = time.perf_counter() - started
-        scores = _scores(model, part, schema, draws, seed)
+        scores = held_out_scores(model, part, schema, draws, seed)
     except (DataError, TrainingError) as error:
         raise type(error)(f"{entry.label}: {error}") from None
     trained = sum(parameter.numel() for parameter in model.fitted()[1].parameters() if parameter.requires_grad)
     return {name: _plain(value) for name, value in scores.items()} | {"seconds": seconds, "parameters": trained}
-
-
-def _scores(model: Model, part: Fold, schema: Schema, draws: int, seed: int) -> dict[str, float]:
-    sd = np.array([_standard_deviation(part.train, name, schema) for name in model.schema.measurements])
-    imputed, covariate_errors = _score_imputation(model, part, draws, seed)
-    predicted = model.score(part.test, columns=True, draws=draws, seed=seed)
-    imputation, prediction = (overall(table, sd, max(1, int(table["entries"].sum()))) for table in (imputed, predicted))
-    scores = {name: imputation[name] for name in IMPUTED if name in imputation} | covariate_errors
-    scores |= {f"predict_{name}": prediction[name] for name in PREDICTED if name in prediction}
-    if not isinstance(model, NotMIWAE):  # its likelihood includes the mask
-        rows = part.test[part.test[list(schema.measurements)].notna().any(axis=1)]
-        scores["log_likelihood"] = float(model.log_likelihood(rows, draws=draws, seed=seed).mean())
-    return scores
-
-
-def _standard_deviation(train: pd.DataFrame, name: str, schema: Schema) -> float:
-    """Return the standard deviation of a measurement in training, by which errors are divided; 1 for a category."""
-    if values_of(schema.kinds.get(name)) == "level":
-        return 1.0
-    sd = float(train[name].astype(float).std(ddof=0))
-    return sd if sd > 0 else 1.0
-
-
-@torch.no_grad()
-def _score_imputation(model: Model, part: Fold, draws: int, seed: int) -> tuple[pd.DataFrame, dict[str, float]]:
-    """Return the scores of hidden measurements by column, and the errors of hidden covariates."""
-    encoder, vae = model.fitted()
-    rows = part.hidden_y if model.covariates == "oracle" else part.hidden
-    truth, seen, table = encoder.encode(part.test), encoder.encode(rows), model.encode(rows)
-    y, mask = truth.y.to(table.y.device), (truth.y_mask & ~seen.y_mask).to(table.y.device)
-    guess = torch.empty(truth.x.shape)
-
-    def parts() -> Iterator[DrawsAndTruth]:
-        for drawn in model._imputation(table, draws, seed):
-            guess[drawn.rows] = weighted_covariates(drawn, vae.space)[0].to(guess)
-            yield DrawsAndTruth(drawn, y[drawn.rows], mask[drawn.rows])
-
-    scores, _ = by_column(vae, encoder, parts())
-    hidden = truth.x_mask & ~seen.x_mask
-    if truth.patient is not None:  # a visit-constant covariate counts once per instance
-        first = torch.as_tensor(~pd.Series(truth.patient.numpy()).duplicated().to_numpy())
-        hidden &= first[:, None] | ~torch.tensor(vae.space.static, dtype=torch.bool)
-    numbers, levels = (torch.zeros_like(hidden) for _ in range(2))
-    numbers[:, list(vae.space.continuous)] = True
-    levels[:, list(vae.space.categorical)] = True
-    square, hit = (guess - truth.x).square(), (guess == truth.x).to(guess)
-    x_rmse, x_accuracy = _mean(square[hidden & numbers]) ** 0.5, _mean(hit[hidden & levels])
-    return scores, {"x_rmse": x_rmse, "x_accuracy": x_accuracy}
-
-
-def _mean(values: torch.Tensor) -> float:
-    return float(values.double().mean()) if len(values) else math.nan
 
 
 def _table(by_model: Mapping[str, list[dict[str, Any]]]) -> pd.DataFrame:

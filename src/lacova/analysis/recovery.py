@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from lacova.analysis import correlations
+from lacova.analysis.hidden_jointly import JOINT_COLUMNS, HiddenNumbers
+from lacova.data.columns import numbers as numbers_of
 from lacova.data.errors import DataError
 from lacova.data.io.dataframes import to_pandas
 from lacova.data.masks import mask_at_random
 from lacova.data.schema import Schema
 from lacova.models.base import Model
-from lacova.models.checks import in_memory
+from lacova.models.checks import in_memory, whole_number
 
 COVERAGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # nominal coverages of central intervals
 Floats = npt.NDArray[np.float64]
@@ -33,6 +36,12 @@ class Recovery:
             the truth, which is uniform if the model is calibrated.
         categories: one line per hidden category: `row`, `column`, `truth`, the most probable level `guess` and the
             imputed `probability` of the true level.
+        joint: one line per row of which at least two numeric measurements were hidden, and per course, the values of a
+            measurement hidden at two or more visits of a patient: its `kind` ("row" or "course"), its first `row`, the
+            `column` of a course, the number of `entries`, and its scores `energy` and `variogram`. `energy_shuffled`
+            and `variogram_shuffled` are those of the same draws, shuffled entry by entry: only marginals are left.
+        correlations: whether hidden values, imputed, have the correlations that observed values have, as from
+            `lacova.lost_correlations`; the observed ones include the hidden values.
     """
 
     schema: Schema
@@ -41,6 +50,8 @@ class Recovery:
     masked: pd.DataFrame
     numbers: pd.DataFrame
     categories: pd.DataFrame
+    joint: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(JOINT_COLUMNS)))
+    correlations: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(correlations.COLUMNS)))
 
     def summary(self) -> pd.DataFrame:
         """Summarise each column in a line.
@@ -69,6 +80,20 @@ class Recovery:
                                 "most_frequent": most_frequent})  # fmt: skip
         return pd.DataFrame(summary, columns=["column", "n", "patients", "rmse", "sd", "coverage50", "coverage90",
                                               "coverage95", "accuracy", "most_frequent"])  # fmt: skip
+
+    def joint_summary(self) -> pd.DataFrame:
+        """Summarise the joint scores: a line for rows, then one for the courses of each measurement.
+
+        `n` rows or courses were scored, of so many `patients` (rows, if there is no patient column). The scores are
+        means over them. Draws whose joint law is right score lower than the same draws shuffled, the more so the
+        stronger the correlations; if they score higher, they would better be independent.
+        """
+        lines = [
+            {"kind": kind, "column": "" if kind == "row" else column, "n": len(part), "patients": self.patients(part)}
+            | part[list(JOINT_COLUMNS[4:])].astype(float).mean().to_dict()
+            for (kind, column), part in self.joint.groupby(["kind", "column"], sort=False)
+        ]
+        return pd.DataFrame(lines, columns=["kind", "column", "n", "patients", *JOINT_COLUMNS[4:]])
 
     def coverage(self, column: str | None = None) -> pd.DataFrame:
         """Compute the share of hidden numbers within central intervals, by nominal coverage, of one column or all."""
@@ -99,10 +124,21 @@ def recover(model: Model, data: Any, *, share: float = 0.1, seed: int = 0, draws
         data: rows with measurements and covariates.
         share: the share of observed entries to hide, between 0 and 1.
         seed: of the hidden entries and of the draws.
-        draws: the number of completed tables.
+        draws: the number of completed tables, at least 2.
+
+    Examples:
+        >>> import numpy as np, pandas as pd, lacova
+        >>> rng = np.random.default_rng(0)
+        >>> table = pd.DataFrame(rng.normal(size=(90, 1)) + 0.3 * rng.normal(size=(90, 2)), columns=["a", "b"])
+        >>> model = lacova.VAE(lacova.Schema(["a", "b"], {}), latent_dim=1).fit(table, max_epochs=5)
+        >>> recovery = lacova.recover(model, table, share=0.4, draws=20)
+        >>> recovery.joint_summary()["kind"].tolist(), recovery.correlations[["first", "second"]].values.tolist()
+        (['row'], [['a', 'b']])
     """
     if not 0.0 < share < 1.0:
         raise ValueError(f"share is {share!r}; expected a number between 0 and 1, such as 0.1.")
+    if whole_number(draws) < 2:
+        raise ValueError(f"draws is {draws}; expected at least 2, as joint scores compare draws with each other.")
     schema = model.schema
     frame, _ = to_pandas(in_memory(data, "recover"), schema.columns)
     frame = frame.reset_index(drop=True)
@@ -114,6 +150,7 @@ def recover(model: Model, data: Any, *, share: float = 0.1, seed: int = 0, draws
     filled = model.impute(masked[list(schema.columns)], draws=draws, seed=seed)
     generator = np.random.default_rng(seed)
     numbers, categories = [], []
+    jointly = HiddenNumbers(model.fitted()[0], frame)
     for name in columns:
         rows = np.flatnonzero((frame[name].notna() & masked[name].isna()).to_numpy())
         if len(rows) == 0:
@@ -123,7 +160,9 @@ def recover(model: Model, data: Any, *, share: float = 0.1, seed: int = 0, draws
         if name in schema.categories:
             categories.append(_compare_levels(name, rows, truth, drawn))
         else:
-            numbers.append(_compare_numbers(name, rows, np.asarray(truth, float), np.asarray(drawn, float), generator))
+            known, values = np.asarray(truth, float), np.asarray(drawn, float)
+            numbers.append(_compare_numbers(name, rows, known, values, generator))
+            jointly.add(name, rows, known, values)
     empty: dict[str, list[Any]] = {"row": [], "column": [], "truth": []}
     return Recovery(
         schema, share, seed, masked,
@@ -131,7 +170,26 @@ def recover(model: Model, data: Any, *, share: float = 0.1, seed: int = 0, draws
         else pd.DataFrame({**empty, "mean": [], "lower": [], "upper": [], "pit": []}),
         pd.concat(categories, ignore_index=True) if categories
         else pd.DataFrame({**empty, "guess": [], "probability": []}),
+        jointly.scores(seed), _correlations(schema, frame, frame.notna() & masked.isna(), filled, draws),
     )  # fmt: skip
+
+
+def _correlations(
+    schema: Schema, frame: pd.DataFrame, hidden: pd.DataFrame, filled: pd.DataFrame, draws: int
+) -> pd.DataFrame:  # fmt: skip
+    """Compare correlations of observed values with those of hidden ones; gaps of the table itself do not count.
+
+    Hidden values are missing completely at random, whatever the table's own gaps depend on.
+    """
+    chosen = correlations.most_frequent(hidden, correlations.comparable_columns(schema))
+    known = np.stack([numbers_of(frame, name) for name in chosen], axis=1) if chosen else np.empty((len(frame), 0))
+    used = correlations.spaced(draws)
+    drawn = [filled[name].to_numpy(float).reshape(draws, len(frame))[used] for name in chosen]
+    values = (
+        np.where(np.isnan(known), np.nan, np.stack(drawn, axis=2)) if chosen else np.empty((len(used), *known.shape))
+    )
+    rows = correlations.Rows.of(frame, schema)
+    return correlations.compare_correlations(known, hidden[chosen].to_numpy(), values, chosen, rows, schema)
 
 
 def _compare_numbers(

@@ -67,8 +67,9 @@ def compare(
     typer.echo(_side_by_side(scores).to_string())
     typer.echo(
         f"\nmeans over {folds} folds ± standard errors. nll, crps, rmse, coverage90, accuracy: of hidden measurements; "
-        "x_: of hidden covariates; predict_: of measurements from covariates alone. crps and rmse are in standard "
-        "deviations of the training rows."
+        "energy, variogram: of those of a row jointly; course_: of one measurement over the visits of an instance "
+        "jointly; x_: of hidden covariates; predict_: of measurements from covariates alone. All but nll are in "
+        "standard deviations of the training rows."
     )
 
 

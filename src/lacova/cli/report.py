@@ -35,7 +35,7 @@ def report(
 ) -> None:
     """Write a report as one HTML file: data and gaps, model, training, quality of imputation, patients, effects."""
     from lacova.data.io.files import check_folder
-    from lacova.report import write
+    from lacova.report import contents, save
 
     if out.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"--out is {out}; expected a name that ends in .html.")
@@ -49,10 +49,13 @@ def report(
                           ("--truth", truth), ("--draws", draws), ("--seed", seed), ("--out", out)):  # fmt: skip
         words += [] if value is None else [option, str(value)]
     words += ["--without-patients"] if without_patients else []
-    write(
-        model, _read(data), out, held_out=_read(held_out), patients=not without_patients, share=share, draws=draws,
+    content = contents(
+        model, _read(data), held_out=_read(held_out), patients=not without_patients, share=share, draws=draws,
         seed=seed, images=shape, truth=_read(truth), command=shlex.join(words),
     )  # fmt: skip
+    save(content, out)
+    for sentence in content["warnings"]:
+        remark(f"Warning: {sentence}", quiet)
     remark(f"Report written to {out} ({out.stat().st_size / 1e6:.1f} MB); open it in a browser.", quiet)
 
 

@@ -20,6 +20,8 @@ def score(
     as_json: options.AsJson = False,
 ) -> None:
     """Compare predictions from the covariates alone with the observed measurements."""
+    from lacova.inference.joint_scores import NAMES as JOINT
+
     model, table = load_model_and_data(run, data, None, device, stream)
     by_column, overall = model.scores(table, draws=draws, seed=seed)
     if as_json:
@@ -31,5 +33,9 @@ def score(
         legend = f"sd: standard deviation of the observed measurements, to compare rmse with; {legend}"
     typer.echo(by_column.rename_axis(None).to_string(float_format=short))
     typer.echo(f"\n{legend}")
+    joint = {name: overall.pop(name) for name in JOINT if name in overall}
     typer.echo("over all measurements (nll per row; rmse and crps in units of each column's sd in training):")
     typer.echo("  ".join(f"{name} {value:.4g}" for name, value in overall.items()))
+    if joint:
+        typer.echo("jointly, of the numbers of a row, or of one over a patient's visits (course; in the same units):")
+        typer.echo("  ".join(f"{name} {value:.4g}" for name, value in joint.items()))

@@ -15,6 +15,7 @@ from lacova.data.kinds import values_of
 from lacova.data.scaling import Floats
 from lacova.data.table_encoder import TableEncoder
 from lacova.inference.draws import Draws
+from lacova.inference.joint_scores import JointScores
 from lacova.inference.metrics import ascending, covered, crps, gaussian_nll
 from lacova.inference.vae import ConditionalVAE
 
@@ -23,18 +24,25 @@ CATEGORY_SCORES = ("accuracy", "brier")
 
 
 class DrawsAndTruth(NamedTuple):
-    """Draws for some rows, the true measurements of these rows (n×D), and which of their entries count (n×D)."""
+    """Draws for some rows.
+
+    Attributes:
+        draws: the draws.
+        y, mask: the true measurements of these rows (n×D), and which of their entries count.
+        patient: codes of their patients (n,), for the scores of courses; None without.
+    """
 
     draws: Draws
     y: Tensor
     mask: Tensor
+    patient: Tensor | None = None
 
 
 @torch.no_grad()
 def by_column(
-    vae: ConditionalVAE, encoder: TableEncoder, parts: Iterable[DrawsAndTruth]
+    vae: ConditionalVAE, encoder: TableEncoder, parts: Iterable[DrawsAndTruth], joint: JointScores | None = None
 ) -> tuple[pd.DataFrame, int]:  # fmt: skip
-    """Compare draws with the truth.
+    """Compare draws with the truth, entry by entry; `joint`, if given, scores them jointly on the way.
 
     The nll of a Gaussian column is that of its predictive mean and variance; of others, −log of the mean over draws of
     p(y | draw). Values beyond a limit of detection are compared as recorded: draws are moved to the limit, too.
@@ -51,13 +59,16 @@ def by_column(
     categories = [d for d, family in enumerate(space.families) if values_of(family) == "level"]
     names = ("entries", "nll", "square", "crps", *COVERAGES, *(CATEGORY_SCORES if categories else ()))
     sums = {name: np.zeros(len(space)) for name in names}
-    for part, y, mask in parts:
+    unit = np.ones(len(space)) if in_own_units else encoder.y_scale
+    for part, y, mask, patient in parts:
         rows += len(y)
-        scores = _own_scores(vae, encoder, part, y) if in_own_units else _encoded_scores(part, y)
+        drawn, truth = _own_values(encoder, part.y, y) if in_own_units else (part.y, y)
+        scores = _own_scores(vae, encoder, part, y, drawn, truth) if in_own_units else _encoded_scores(part, y)
+        if joint is not None:
+            joint.add(drawn, truth, mask, part.rows, patient, in_own_units)
         for name, values in {"entries": mask, **scores}.items():
             sums[name] += torch.where(mask.to(values.device), values.double(), 0.0).sum(0).cpu().numpy()
     entries = np.where(sums["entries"] > 0, sums["entries"], np.nan)
-    unit = np.ones(len(space)) if in_own_units else encoder.y_scale
     columns = {
         "entries": sums["entries"].astype(int),
         "nll": sums["nll"] / entries + np.log(unit),
@@ -82,25 +93,29 @@ def _encoded_scores(part: Draws, y: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _own_scores(vae: ConditionalVAE, encoder: TableEncoder, part: Draws, y: Tensor) -> dict[str, Tensor]:
-    """Return scores per entry (n×D) in the measurements' own units."""
-    drawn, truth, mean = (
-        encoder.in_own_units(part.y),
-        torch.as_tensor(encoder.in_own_units(y)),
-        encoder.in_own_units(part.location.mean(0)),
-    )
-    nonlinear = ~encoder.scales.linear
+def _own_values(encoder: TableEncoder, draws: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return draws (draws×n×D) and true values (n×D) in own units; beyond a limit of detection, the limit."""
+    drawn, truth = encoder.in_own_units(draws), encoder.in_own_units(y)
     for name, (lower, upper) in encoder.schema.limits.items():
         d = encoder.schema.measurements.index(name)
         drawn[..., d] = np.clip(drawn[..., d], lower, upper)
-        nonlinear[d] = True
         for end, beyond in zip((lower, upper), encoder.beyond(y)[:, :, d], strict=True):
             truth[beyond, d] = math.nan if end is None else end  # decoded, it would be the limit but for the last digit
+    return torch.as_tensor(drawn), torch.as_tensor(truth)
+
+
+def _own_scores(
+    vae: ConditionalVAE, encoder: TableEncoder, part: Draws, y: Tensor, drawn: Tensor, truth: Tensor
+) -> dict[str, Tensor]:
+    """Return scores per entry (n×D) in the measurements' own units, in which `drawn` and `truth` are."""
+    nonlinear = ~encoder.scales.linear
+    nonlinear[[encoder.schema.measurements.index(name) for name in encoder.schema.limits]] = True
+    mean = torch.as_tensor(encoder.in_own_units(part.location.mean(0)))
     mean[:, nonlinear] = drawn[..., nonlinear].mean(0)
-    ordered = ascending(torch.as_tensor(drawn))
+    ordered = ascending(drawn)
     scores = {
         "nll": _nll(vae, encoder, part, y),
-        "square": (torch.as_tensor(mean) - truth).square(),
+        "square": (mean - truth).square(),
         "crps": crps(ordered, truth),
         **{name: covered(ordered, truth, coverage) for name, coverage in COVERAGES.items()},
     }

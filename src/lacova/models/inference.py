@@ -27,6 +27,7 @@ from lacova.inference.draws import Draws, chunks
 from lacova.inference.ensemble import merge_draws, spread
 from lacova.inference.filtering import beside_observed, only_earlier_values, visit_numbers
 from lacova.inference.impute import imputation_draws, weighted_draws
+from lacova.inference.joint_scores import JointScores
 from lacova.inference.objective import elbo, log_likelihood
 from lacova.inference.predict import paired_draws, predictive_draws
 from lacova.inference.score import DrawsAndTruth, by_column, overall
@@ -353,9 +354,12 @@ class Inference:
             columns: False for one figure per score over all measurements: `nll`, the sum per row in the measurements'
                 own units, and per observed entry `rmse` and `crps` (divided by the training scale of the column) and
                 `coverage50`, `coverage90`, `coverage95` of central intervals; of categories, `accuracy` and `brier`.
+                Jointly: `energy` and `variogram` of the numbers of a row, `course_energy` and `course_variogram` of
+                those of one measurement over the visits of a patient, each a mean over rows or courses of at least two
+                entries, in the training scales; see docs/explain/calibration.md.
                 True for a table with one row per measurement, everything per entry and in its own units. See
                 docs/observation.md for what `nll` is of which kind.
-            draws: of x_u and z per row.
+            draws: of x_u and z per row, at least 2.
             seed: of the draws.
         """
         by_measurement, together = self.scores(data, draws=draws, seed=seed)
@@ -366,19 +370,23 @@ class Inference:
         """Return both answers of `score`, by measurement and over all, from the same predictions."""
         encoder, vae = self.fitted()
         columns = self.schema.columns
-        draws = whole_number(draws)
+        if whole_number(draws) < 2:
+            raise ValueError(f"draws is {draws}; expected at least 2, as scores compare draws with each other.")
 
         def predictions() -> Iterator[DrawsAndTruth]:
             """Predict every row from its covariates alone; all its observed measurements count."""
             for part, own_seed in parts(opened(data, self.schema.instance, columns), seed, columns):
-                own = self.encode(part)
-                for drawn in self._predictions(
-                    own, torch.ones(len(own), dtype=torch.bool), draws, own_seed, trained=()
-                ):
-                    yield DrawsAndTruth(drawn, own.y[drawn.rows], own.y_mask[drawn.rows])
+                yield from self._predictions_and_truth(self.encode(part), draws, own_seed)
 
-        table, rows = by_column(vae, encoder, predictions())
-        return table, overall(table, encoder.scales.spread, rows)
+        joint = JointScores(encoder)
+        table, rows = by_column(vae, encoder, predictions(), joint)
+        return table, overall(table, encoder.scales.spread, rows) | joint.means()
+
+    def _predictions_and_truth(self, table: Table, draws: int, seed: int) -> Iterator[DrawsAndTruth]:
+        """Predict every row of an encoded table from its covariates alone."""
+        for drawn in self._predictions(table, torch.ones(len(table), dtype=torch.bool), draws, seed, trained=()):
+            patient = None if table.patient is None else table.patient[drawn.rows]
+            yield DrawsAndTruth(drawn, table.y[drawn.rows], table.y_mask[drawn.rows], patient)
 
     @with_suitable_threads
     @torch.no_grad()

@@ -25,6 +25,7 @@ from lacova.plot.style import without_gaps
 from lacova.report import facts, page
 from lacova.report.covariates import missing_covariates
 from lacova.report.effects import component_effects
+from lacova.report.joint import joint_facts
 from lacova.report.latent import latent_space
 from lacova.report.patients import trajectories
 from lacova.report.warnings import warnings
@@ -55,6 +56,19 @@ def write(
     Returns:
         the path of the file.
     """
+    content = contents(
+        model, data, held_out=held_out, patients=patients, share=share, draws=draws, seed=seed, images=images,
+        truth=truth, command=command,
+    )  # fmt: skip
+    return save(content, out)
+
+
+def contents(
+    model: Model, data: Any = None, *, held_out: Any = None, patients: bool = True, share: float = 0.1,
+    draws: int = 100, seed: int = 0, images: tuple[int, int] | None = None, truth: Any = None,
+    command: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Return what `write` writes, by section; `warnings` are sentences. The arguments are those of `write`."""
     model.fitted()
     schema = model.schema
     options = facts.ReportOptions(draws, seed, patients)
@@ -76,6 +90,7 @@ def write(
         units = _checked_units(tested, model)
         recovery = recover(model, facts.sample_units(tested, schema, units, seed), share=share, seed=seed, draws=draws)
         content["calibration"] = facts.calibration(recovery, shown, options)
+        content["joint"] = joint_facts(recovery, options)
     if frame is not None:
         content |= {
             "columns": facts.columns(frame, schema, options), "size": facts.describe_size(frame, schema),
@@ -90,6 +105,11 @@ def write(
     content["recovery"] = recovery
     content["warnings"] = warnings(model, frame, content["columns"], recovery, options.min_patients)
     content["reproduce"] = _reproduce(model, options, share, command)
+    return content
+
+
+def save(content: dict[str, Any], out: str | os.PathLike[str]) -> Path:
+    """Write the page of some contents, completely or not at all, and return its path."""
     path = Path(out)
     try:
         with replacing(path) as temporary:

@@ -62,6 +62,7 @@ def render(content: dict[str, Any]) -> str:
         ("model", "The model", _model(model)),
         ("training", "How training went", _training(content)),
         ("quality", "How well hidden values are imputed", _quality(content)),
+        ("joint", "Do imputed values go together?", _joint(content)),
         ("patients", "Patients: observed, imputed, forecast", _patients(content)),
         ("covariates", "Missing covariates", _covariates(content)),
         ("effects", "Effects", _effects(content)),
@@ -215,6 +216,16 @@ def _quality(content: dict[str, Any]) -> str:
     )
     chart = _chart("calibration", "Column") if content["calibration"]["columns"] else ""
     return _paragraph(about) + chart + (table if lines else "")
+
+
+def _joint(content: dict[str, Any]) -> str:
+    tables = content.get("joint")
+    if not tables:
+        reason = (
+            "no data were given" if content["recovery"] is None else "too few values that belong together were hidden"
+        )
+        return _paragraph(f"Not shown: {reason}.")
+    return "".join(_paragraph(part["about"]) + _table(part["head"], part["lines"], part["caption"]) for part in tables)
 
 
 def _patients(content: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ import pandas as pd
 from lacova.analysis.recovery import COVERAGES, Recovery
 from lacova.models.base import Model
 from lacova.report.facts import Facts
+from lacova.report.joint import pair_name
 
 EMPTY, FEW_VALUES, FEW_UNITS = 0.9, 20, 30  # share missing, values of a column, patients or rows
 TOLERANCE = 0.04  # of coverage, beyond what chance explains
@@ -30,6 +31,7 @@ def warnings(
         sentences += nearly_empty(columns)
     if recovery is not None:
         sentences += poor_calibration(recovery, min_patients) + no_better_than_the_mean(recovery, min_patients)
+        sentences += loses_correlations(recovery, min_patients)
     return sentences
 
 
@@ -115,4 +117,22 @@ def no_better_than_the_mean(recovery: Recovery, min_patients: int = 1) -> list[s
     more = f" and {len(names) - 6} more" if len(names) > 6 else ""
     return [
         f"Imputing the mean would do as well for {', '.join(names[:6])}{more}: the other columns say little about them."
+    ]
+
+
+def loses_correlations(recovery: Recovery, min_patients: int = 1) -> list[str]:
+    """Warn of pairs of columns, and of courses, whose correlation is weaker where a value is imputed."""
+    table = recovery.correlations
+    lost = table[table["lost"].astype(bool) & (table["units"] >= min_patients)]
+    if lost.empty:
+        return []
+    lost = lost.assign(loss=(lost["observed"] - lost["completed"]).abs()).sort_values("loss", ascending=False)
+    shown = ", ".join(
+        f"{pair_name(line)} ({line['observed']:.2f} observed, {line['completed']:.2f} imputed)"
+        for line in lost.head(6).to_dict("records")
+    )
+    more = f" and {len(lost) - 6} more" if len(lost) > 6 else ""
+    return [
+        f"Imputed values lose correlations that observed values have: {shown}{more}. Figures that join several values, "
+        "such as changes, sums and regressions, can be wrong there, even where single values are imputed well."
     ]

@@ -46,7 +46,7 @@ class Batch:
     def __len__(self) -> int:
         return len(self.y)
 
-    @cached_property
+    @property
     def patients(self) -> int:
         """The number of patients P̂."""
         return int(self.patient[-1]) + 1 if self.count is None else self.count

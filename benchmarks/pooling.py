@@ -99,7 +99,7 @@ def dropout(rng: Any, patients: int) -> Iterator[tuple[str, bool]]:
 
 def factor(rng: Any, rows: int) -> tuple[pd.DataFrame, Any]:
     table = pd.DataFrame({"group": np.array(list("abcd"))[np.arange(rows) % 4], "y": rng.normal(size=rows)})
-    return table, rng.random(rows) < 0.4
+    return table, (rng.random(rows) < 0.4) & (np.arange(rows) >= 8)  # two of each group are observed
 
 
 def imputed(rng: Any, table: pd.DataFrame, gaps: Any, draws: int) -> pd.DataFrame:

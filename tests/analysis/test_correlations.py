@@ -173,11 +173,12 @@ def test_courses_that_are_drawn_visit_by_visit_are_caught():
 
 def test_a_correlation_is_lost_if_it_is_weaker_by_what_matters_and_beyond_chance():
     lines = pd.DataFrame({
-        "observed": [0.8, -0.8, 0.8, 0.80, 0.5, -0.5], "completed": [0.3, -0.3, 0.3, 0.71, 0.9, -0.9],
-        "se": [0.1, 0.1, 0.4, 0.01, 0.1, 0.1], "units": 100,
+        "observed": [0.8, -0.8, 0.3, 0.8, 0.80, 0.5, -0.5, 0.1],
+        "completed": [0.3, -0.3, -0.6, 0.3, 0.71, 0.9, -0.9, -0.6],
+        "se": [0.1, 0.1, 0.1, 0.4, 0.01, 0.1, 0.1, 0.1], "units": 100,
     })  # fmt: skip
     lines["difference"] = np.arctanh(lines["completed"]) - np.arctanh(lines["observed"])
-    assert correlations._lost(lines).tolist() == [True, True, False, False, False, False]
+    assert correlations._lost(lines).tolist() == [True, True, True, False, False, False, False, False]
     assert correlations._lost(lines.head(0)).tolist() == []
 
 

@@ -42,7 +42,9 @@ def test_lines_of_scores_and_correlations(model, table):
         ["c0 from visit to visit", "200, 50", "0.90", "0.30", "-1.20", "0.15", ""],
         ["c1 and ast", "200, 50", "0.89", "0.30", "-1.20", "0.15", ""],
     ]
-    assert "3 were compared. Lost, weaker by 0.1 at least and beyond chance: 1." in correlations["about"]
+    assert (
+        "3 were compared. Lost, of 0.2 at least, weaker by 0.1 at least, and beyond chance: 1." in correlations["about"]
+    )
     assert all(len(line) == len(part["head"]) for part in (scores, correlations) for line in part["lines"])
     (_, many) = joint_facts(recovery(model, table, pairs=30, lost=[29]), ReportOptions(10, 0, True))
     assert len(many["lines"]) == MAX_LINES

@@ -22,7 +22,7 @@ from lacova.data.schema import Schema
 MAX_COLUMNS, MAX_TABLES = 40, 20  # columns compared with each other, and completed tables that enter
 MIN_PAIRS, MIN_UNITS = 10, 10  # behind either correlation: pairs of values, and patients, or rows without patients
 FALSE_WARNINGS = 0.03  # probability that any correlation is called lost although imputations are right, or less
-LOSS_THAT_MATTERS = 0.1  # between correlations
+MIN_CORRELATION, LOSS_THAT_MATTERS = 0.2, 0.1  # there is nothing to lose of less; between correlations
 Codes = npt.NDArray[np.int64]
 COLUMNS = (
     "kind", "first", "second", "observed", "observed_pairs", "completed", "completed_pairs", "units", "difference",
@@ -60,7 +60,7 @@ def lost_correlations(
           imputed value, from `completed_pairs`; `units`, the patients behind the fewer pairs, or rows without patients;
         - `difference`, completed minus observed correlation on Fisher's scale, atanh r, and its standard error `se`,
           which allows for patients with several pairs, and for values that both correlations share;
-        - `lost`: the completed correlation is weaker, by 0.1 at least and beyond chance.
+        - `lost`: an observed correlation of 0.2 at least is weaker by 0.1 at least, and beyond chance.
 
     Examples:
         >>> import numpy as np, pandas as pd, lacova
@@ -247,4 +247,5 @@ def _lost(table: pd.DataFrame) -> npt.NDArray[np.bool_]:
     sign = np.sign(table["observed"])
     limit = stdtrit(table["units"] - 1, 1.0 - FALSE_WARNINGS / (2 * len(table)))
     weaker = sign * (table["observed"] - table["completed"]) >= LOSS_THAT_MATTERS
+    weaker &= table["observed"].abs() >= MIN_CORRELATION
     return np.asarray(weaker & (-sign * table["difference"] > limit * table["se"]))

@@ -34,8 +34,8 @@ def joint_facts(recovery: Recovery, options: ReportOptions) -> list[Facts]:
     pairs = recovery.correlations[recovery.correlations["units"] >= options.min_patients]
     strength = pairs.assign(strength=pairs["observed"].astype(float).abs())
     listed = strength.sort_values(["lost", "strength"], ascending=False, kind="stable").head(MAX_LINES)
-    about = f"{CORRELATIONS} {len(pairs)} were compared. Lost, weaker by 0.1 at least and beyond chance: "
-    about += f"{int(pairs['lost'].sum())}."
+    about = f"{CORRELATIONS} {len(pairs)} were compared. Lost, of 0.2 at least, weaker by 0.1 at least, and beyond "
+    about += f"chance: {int(pairs['lost'].sum())}."
     if len(listed) < len(pairs):
         about += f" Listed are the {len(listed)} strongest, lost ones first."
     tables: list[Facts] = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from scipy.optimize import minimize
 from scipy.stats import t as student
 
 from lacova import pool
+from lacova.analysis.pooling import MonteCarloWarning
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -121,8 +123,10 @@ def pooled(fits: Sequence[Fit], places: dict[str, int], confidence: float) -> di
     if len(fits) == 1:
         return {name: interval(fits[0], place, confidence) for name, place in places.items()}
     at = list(places.values())
-    result = pool(
-        [fit.coefficients[at] for fit in fits], [np.diag(fit.covariance)[at] for fit in fits],
-        dof=min(fit.dof for fit in fits), confidence=confidence,
-    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MonteCarloWarning)  # what is judged is the mean of many repetitions
+        result = pool(
+            [fit.coefficients[at] for fit in fits], [np.diag(fit.covariance)[at] for fit in fits],
+            dof=min(fit.dof for fit in fits), confidence=confidence,
+        )  # fmt: skip
     return dict(zip(places, result[["estimate", "lower", "upper"]].to_numpy().tolist(), strict=True))

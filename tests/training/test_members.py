@@ -8,7 +8,7 @@ import torch
 from lacova import CVAE, Dense, GPPriorVAE, Schema
 from lacova.training.interrupt import InterruptedWarning
 from lacova.training.members import MEMBER_SHARE, RATE_OF_PATIENTS, RATE_OF_ROWS, member_options, resample
-from lacova.training.options import FitOptions
+from lacova.training.options import FitOptions, share_of_few_rows
 from lacova.training.step import Step
 from tests.tables import ROWS, VISITS, visits
 from tests.training.cases import Killed, hooked_step, kill
@@ -52,7 +52,7 @@ def test_a_member_takes_a_share_of_the_epochs_and_of_the_rates(by_row, share):
     Rows.by_row = by_row
     options = FitOptions(batch_size=25, seed=5, latent_weight=10.0)
     whole, own = options.resolved(400, by_row), member_options(options, Rows, 2)
-    assert own.epochs == round(MEMBER_SHARE * whole.epochs)
+    assert own.epochs == round(MEMBER_SHARE / (share_of_few_rows(400) if by_row else 1.0) * whole.epochs)
     assert own.rates == tuple(share * rate for rate in whole.rates)
     assert own.latent_weight == 1.0
     assert own.seed not in (options.seed, member_options(options, Rows, 1).seed)

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
+import lacova
 from lacova import CVAE
 from lacova.models.builder import build, build_blank
 from tests.models.cases import every_model, numbered_visits, small_cvae
@@ -44,7 +45,7 @@ def test_a_stated_prior_fills_a_row_without_values(make):
 @every_model
 def test_otherwise_the_observed_moments_fill_such_a_row(make):
     frame = numbered_visits()
-    model = make(VISITS, covariates="factorised").fit(frame, max_epochs=2)
+    model = make(VISITS, covariates="factorised").fit(frame, max_epochs=2, prior_every=0)
     done = model.impute(unknown_patient(frame))
     # Of the visits once static values are filled in: each patient counts once.
     assert done["age"].item() == pytest.approx(frame.groupby("id")["age"].first().mean(), rel=1e-5)
@@ -95,17 +96,32 @@ def test_a_stated_prior_that_is_no_number_is_refused_by_name(value):
 
 
 @every_model
-def test_the_covariate_prior_is_updated_only_on_request(make):
+def test_the_covariate_prior_is_updated_unless_told_otherwise(make):
     train, validation = numbered_visits(0, gaps=0.2), numbered_visits(1, gaps=0.2)
-    for every in (None, 2):
+    for every in (None, 0, 2):
         model = make(VISITS).fit(train, validation, max_epochs=5, prior_every=every)
         assert np.isfinite(model.training.to_numpy()).all()
         model = make(VISITS).fit(train, max_epochs=5, prior_every=every)  # no early epoch is restored
         fresh = build(make(VISITS), model.encoder, model.encoder.encode(train), 0).covariate_prior.state_dict()
         final = model.vae.covariate_prior.state_dict()
-        assert all(torch.equal(value, fresh[name]) for name, value in final.items()) == (every is None)
+        assert all(torch.equal(value, fresh[name]) for name, value in final.items()) == (every == 0)
     with pytest.raises(ValueError, match="prior_every must be a whole number"):
-        make(VISITS).fit(train, prior_every=0)
+        make(VISITS).fit(train, prior_every=-1)
+
+
+def test_updates_undo_the_bias_of_observed_covariates_where_gaps_depend_on_y():
+    """x has mean 0 and slope 0.7 on y; where y is high it is mostly missing, and what is observed has mean −0.35."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=600)
+    table = pd.DataFrame({"x": x, "y": 0.7 * x + 0.7 * rng.normal(size=600)})
+    table.loc[rng.random(600) < 1 / (1 + np.exp(-3 * table.y)), "x"] = np.nan
+    schema, means = lacova.Schema(["y"], {"x": "continuous"}), []
+    for every in (0, None):
+        model = CVAE(schema, latent_dim=1).fit(table, prior_every=every, device="cpu")
+        row = pd.DataFrame({"x": [np.nan], "y": [np.nan]})
+        means.append(model.prior_covariates(row, draws=4000)["x"].mean())
+    assert means[0] < -0.25
+    assert abs(means[1]) < 0.4 * abs(means[0])
 
 
 @every_model

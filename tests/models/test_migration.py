@@ -58,7 +58,7 @@ def test_a_file_of_format_1_has_the_parts_that_a_fit_saves_today(name, tmp_path)
     if hasattr(model, "lengthscales"):
         model.lengthscales = "own"  # as they were
     model.joint_posterior = False
-    before = {"schedule": "constant", "start": "random"}
+    before = {"schedule": "constant", "start": "random", "prior_every": None}
     before |= CONSTANT_ROWS._asdict() if model.schema.instance is None else CONSTANT_PATIENTS._asdict()
     if isinstance(model, lacova.CVAE):
         before["latent_weight"] = 100.0

@@ -73,7 +73,7 @@ def test_rates_that_are_too_high_are_halved_from_the_best_weights(monkeypatch, t
     set_rates = Step.set_rates
     monkeypatch.setattr(Validator, "__call__", look)
     monkeypatch.setattr(Step, "set_rates", record)
-    options = {"max_epochs": 5, "batch_size": 100, "patience": 5, "masked_loss": 0.0, "device": "cpu"}
+    options = {"max_epochs": 5, "batch_size": 100, "patience": 5, "masked_loss": 0.0, "prior_every": 0, "device": "cpu"}
     whole = CVAE(ROWS, **SMALL).fit(visits(), visits(1, 4), **options)
     planned = [FitOptions().rate_factor(k / 5) for k in range(5)]
     assert [factor for factor, _ in rates] == pytest.approx([*planned[:4], 0.5 * planned[4]])

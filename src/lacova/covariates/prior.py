@@ -38,7 +38,7 @@ class CovariatePrior(nn.Module, ABC):
       of the right shape, to load a saved state into; `sizes()` names the sizes that it needs.
     - `condition(table)` is called once per table. Its result, a `ConditionalPrior`, is stored in
       `Table.conditional_prior` and travels with each batch; the methods below read it from there.
-    - `update(completed)` is called every `prior_every` epochs, where that fit option is set, with the training rows and
+    - `update(completed)` is called every `prior_every` epochs, a fit option, with the training rows and
       their gaps filled by draws from q(x_u | ·). `condition` follows.
     - `kl(q, scenarios, batch)`, `draw(batch, ...)` and `log_density(x, batch, ...)` default to the factorised
       distribution that `condition` returned: KL term of the objective, draws for prediction, and density for

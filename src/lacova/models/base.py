@@ -193,9 +193,10 @@ class Model(Inference, ABC):
             "latent_weight": self.latent_weight,
             "masked_loss": float(infers_covariates(self.covariates)),
             "importance": self.importance,
+            "prior_every": None if infers_covariates(self.covariates) and not self.covariate_prior else 0,
         }
         settings = FitOptions(**{**defaults, **options}, max_epochs=max_epochs, seed=seed)
-        if self.covariate_prior and settings.prior_every is not None:
+        if self.covariate_prior and settings.prior_every:
             raise ValueError("covariate_prior states what prior_every would unlearn; leave one of them out.")
         file = None if checkpoint is None else (checkpoint, checkpoint_every, checkpoint_keep)
         job = partial(fit_process, self, train, validation, settings, file)

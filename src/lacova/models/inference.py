@@ -446,9 +446,8 @@ class Inference:
         return torch.Generator(self.fitted()[1].device).manual_seed(seed + 1_000_003 * member)
 
     def _condition_by(self, member: int, table: Table) -> Table:
-        """Return a conditioned table with the conditional prior of a member, where members have their own."""
-        own = self.options.prior_every is not None and bool(self.members)
-        return self.draw_from[member].condition(table) if own else table
+        """Return a conditioned table with the conditional prior of a member, if there are members."""
+        return self.draw_from[member].condition(table) if self.members else table
 
     def _spread(self, draw: Callable[[int, int], Iterable[Draws]], draws: int) -> Iterator[Draws]:
         space = self.fitted()[0].space

@@ -40,8 +40,10 @@ class Loader(ABC):
         device: where batches live.
         options: how to train.
         team: the processes that share batches.
+        has_gaps: whether covariates are missing; of a stream, in the sample of it.
     """
 
+    has_gaps: bool
     length: int
     units: int
     by_row: bool
@@ -115,6 +117,7 @@ class TableLoader(Loader):
     ) -> None:
         self.host, self.masking_rate, self.options, self.device, self.team = table, masking_rate, options, device, team
         self.length, self.by_row = len(table), table.patient is None
+        self.has_gaps = not bool(table.x_mask.all())
         self.batches = Batches(table, options.batch)
         self.units, self.steps = self.batches.units, len(self.batches)
         self.masked_table: Table | None = None

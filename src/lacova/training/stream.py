@@ -72,7 +72,7 @@ class StreamLoader(Loader):
         self.masking_rate, self.options, self.device, self.team = masking_rate, options, device, team
         self.sample = TableLoader(sample, masking_rate, options, device)
         self.length, self.units = int(layout.rows.sum()), int(layout.units.sum())
-        self.by_row = self.sample.by_row
+        self.by_row, self.has_gaps = self.sample.by_row, self.sample.has_gaps
         self.size = min(options.batch, self.units)
         self.steps = -(-self.units // self.size)
         self.ahead = device.type != "cpu"  # on processors, two threads of one Python are no faster than one

@@ -53,6 +53,7 @@ class Trainer:
         self.posterior_rows = posterior_rows or train
         self.vae, self.train, self.validation, self.checkpoint = vae, train, validation, checkpoint
         self.team, self.options = train.team, options.resolved(train.units, train.by_row, train.length)
+        self.updates_prior = bool(self.options.prior_every) and train.has_gaps
         self.step = Step(vae, self.options, train.units, train.length, train.device, self.team)
         self.state = State(sums=torch.zeros(len(TERMS), dtype=torch.float64, device=train.device))
         if checkpoint is not None:
@@ -83,7 +84,7 @@ class Trainer:
             checkpoint.write(self.vae, self.step.optimiser, state)
         if state.best_weights is not None:
             self.vae.load_state_dict(state.best_weights)
-            if options.prior_every is not None:
+            if self.updates_prior:
                 self.train.condition(self.vae)
         self.vae.eval()
         self._cache_posterior(state.epoch if state.step else state.epoch - 1)
@@ -96,7 +97,7 @@ class Trainer:
         vae, state, options, train = self.vae, self.state, self.options, self.train
         epoch = state.epoch
         vae.train()
-        if state.step == 0 and options.prior_every is not None and epoch > 0 and epoch % options.prior_every == 0:
+        if self.updates_prior and state.step == 0 and epoch > 0 and epoch % (options.prior_every or 1) == 0:
             self._update_prior(epoch)
         with _named_failure(epoch):
             for batch in train.epoch(vae, epoch, state.step):
@@ -132,7 +133,7 @@ class Trainer:
         assert state.best_weights is not None
         self.vae.load_state_dict(state.best_weights)
         state.rate_share *= 0.5
-        if self.options.prior_every is not None:
+        if self.updates_prior:
             self.train.condition(self.vae)
 
     def _pause(self, interrupt: Interrupt) -> bool:
@@ -162,7 +163,7 @@ class Trainer:
     def _cache_posterior(self, epoch: int) -> None:
         """Let the prior cache all rows at the final weights, and check these once more."""
         vae, rows, options = self.vae, self.posterior_rows, self.options
-        if rows is not self.train and options.prior_every is not None:
+        if rows is not self.train and self.updates_prior:
             rows.condition(vae)
         generator = torch.Generator(rows.device).manual_seed(options.seed)
         with _named_failure(epoch), torch.no_grad():

@@ -123,7 +123,7 @@ class Pair:
 
     def _loss(self, training_batch: TrainingBatch, eps: Tensor) -> Tensor:
         batch = training_batch.batch
-        mean, var = self.vae.encode(batch)
+        mean, var = self.vae.latents(batch)[:2]
         fit = self.vae.likelihood.log_prob(self.decoder(mean + var.sqrt() * eps), batch.y, batch.y_mask).sum()
         return 0.5 * (var + mean**2 - 1.0 - var.log()).sum() - fit
 

@@ -48,6 +48,11 @@ class Lines(NamedTuple):
     x: Tensor
     row: Tensor
 
+    def features(self, batch: Batch, space: CovariateSpace) -> Tensor:
+        """Return the covariates as network inputs: completed values, then which of them the batch observes."""
+        observed = batch.x_mask.index_select(0, self.row).to(self.x.dtype)
+        return torch.cat([space.values(self.x), observed], dim=1)
+
 
 class ConditionalVAE(nn.Module):
     """p(y | z [, x]) p(z | x) p(x) with q(z | y_o, x) q(x_u | ·), or q(z | y_o, x_o) q(x_u | ·).
@@ -160,11 +165,7 @@ class ConditionalVAE(nn.Module):
             shown = batch.y_mask & ~hidden
             batch = replace(batch, y_mask=torch.where(shown.any(1, keepdim=True), shown, batch.y_mask))
         y, row = batch.y, None if lines is None else lines.row
-        if lines is None or row is None:
-            features = batch.features(self.space)
-        else:
-            observed = batch.x_mask.index_select(0, row).to(y.dtype)
-            features = torch.cat([self.space.values(lines.x), observed], dim=1)
+        features = batch.features(self.space) if lines is None else lines.features(batch, self.space)
         if self.random_effects is not None:
             zeros = y.new_zeros(len(y), self.measurements.output_width)
             with torch.no_grad():

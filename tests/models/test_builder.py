@@ -96,7 +96,7 @@ def test_a_stated_prior_that_is_no_number_is_refused_by_name(value):
 
 
 @every_model
-def test_the_covariate_prior_is_updated_unless_told_otherwise(make):
+def test_the_covariate_prior_of_visits_is_updated_only_on_request(make):
     train, validation = numbered_visits(0, gaps=0.2), numbered_visits(1, gaps=0.2)
     for every in (None, 0, 2):
         model = make(VISITS).fit(train, validation, max_epochs=5, prior_every=every)
@@ -104,7 +104,9 @@ def test_the_covariate_prior_is_updated_unless_told_otherwise(make):
         model = make(VISITS).fit(train, max_epochs=5, prior_every=every)  # no early epoch is restored
         fresh = build(make(VISITS), model.encoder, model.encoder.encode(train), 0).covariate_prior.state_dict()
         final = model.vae.covariate_prior.state_dict()
-        assert all(torch.equal(value, fresh[name]) for name, value in final.items()) == (every == 0)
+        assert all(torch.equal(value, fresh[name]) for name, value in final.items()) == (
+            not every
+        )  # with an instance column
     with pytest.raises(ValueError, match="prior_every must be a whole number"):
         make(VISITS).fit(train, prior_every=-1)
 

@@ -140,6 +140,15 @@ class Model(Inference, ABC):
         return self.covariates != "paper" if self.joint_posterior is None else self.joint_posterior
 
     @property
+    def _updates_prior(self) -> bool:
+        """Whether the covariate prior is updated in training, unless a fit says otherwise.
+
+        With an instance column it is not: the posterior of visit-constant covariates is learnt beside the prior as it
+        was, and updates made imputed ages of the CDISC pilot up to 6% worse.
+        """
+        return self.schema.instance is None and infers_covariates(self.covariates) and not self.covariate_prior
+
+    @property
     def _has_random_effects(self) -> bool:
         return False
 
@@ -193,7 +202,7 @@ class Model(Inference, ABC):
             "latent_weight": self.latent_weight,
             "masked_loss": float(infers_covariates(self.covariates)),
             "importance": self.importance,
-            "prior_every": None if infers_covariates(self.covariates) and not self.covariate_prior else 0,
+            "prior_every": None if self._updates_prior else 0,
         }
         settings = FitOptions(**{**defaults, **options}, max_epochs=max_epochs, seed=seed)
         if self.covariate_prior and settings.prior_every:

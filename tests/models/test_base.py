@@ -113,7 +113,8 @@ def test_unknown_fit_option_is_refused():
 
 def test_fit_options_are_those_of_the_fit():
     model = small_cvae(VISITS).fit(numbered_visits(), max_epochs=2, seed=3, batch_size=4)
-    assert model.options == FitOptions(max_epochs=2, seed=3, masked_loss=1.0, batch_size=4, latent_weight=100.0)
+    expected = FitOptions(max_epochs=2, seed=3, masked_loss=1.0, batch_size=4, latent_weight=100.0, prior_every=0)
+    assert model.options == expected
 
 
 def test_a_decoder_with_a_linear_path_needs_no_warm_up():

@@ -58,7 +58,7 @@ def test_a_file_of_format_1_has_the_parts_that_a_fit_saves_today(name, tmp_path)
     if hasattr(model, "lengthscales"):
         model.lengthscales = "own"  # as they were
     model.joint_posterior = False
-    before = {"schedule": "constant", "start": "random", "prior_every": None}
+    before = {"schedule": "constant", "start": "random", "prior_every": 0}
     before |= CONSTANT_ROWS._asdict() if model.schema.instance is None else CONSTANT_PATIENTS._asdict()
     if isinstance(model, lacova.CVAE):
         before["latent_weight"] = 100.0
@@ -95,7 +95,8 @@ def test_old_words_are_renamed():
         "networks": {"map": [["name", "Dense"], ["configuration", {"map": [["linear", True]]}]]},
     }  # fmt: skip
     assert renamed["sizes"] == {"inducing": 4, "covariate prior": {"mixture": 3}}
-    assert renamed["options"] == {"masked_loss": 0.5, "seed": 1, "schedule": "constant", "start": "random"}
+    before = {"schedule": "constant", "start": "random", "prior_every": 0}
+    assert renamed["options"] == {"masked_loss": 0.5, "seed": 1} | before
     assert renamed["training"] == ["epoch", "masked_log_prob", "validation_masked_log_prob"]
     assert renamed["registered"] == []
     assert list(tensors) == [

@@ -202,8 +202,9 @@ class Model(Inference, ABC):
             "latent_weight": self.latent_weight,
             "masked_loss": float(infers_covariates(self.covariates)),
             "importance": self.importance,
-            "prior_every": None if self._updates_prior else 0,
         }
+        if options.get("prior_every") is None and not self._updates_prior:
+            options["prior_every"] = 0
         settings = FitOptions(**{**defaults, **options}, max_epochs=max_epochs, seed=seed)
         if self.covariate_prior and settings.prior_every:
             raise ValueError("covariate_prior states what prior_every would unlearn; leave one of them out.")

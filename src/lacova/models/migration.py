@@ -37,7 +37,9 @@ def migrated(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tupl
         known = setting_names(cls)
         document["settings"] = {name: value for name, value in BEFORE.items() if name in known} | settings
     if isinstance(document.get("options"), dict):
-        document["options"] = OPTIONS_BEFORE | document["options"]
+        older = "start" not in document["options"] and document["options"].get("prior_every") is None
+        never = {"prior_every": 0} if older else {}  # None was for no update of the prior
+        document["options"] = OPTIONS_BEFORE | document["options"] | never
     return document, tensors
 
 

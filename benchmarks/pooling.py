@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("--only", default="visits,dropout,terms,errors", help="parts, separated by commas")
     options = parser.parse_args()
     parts, count = options.only.split(","), options.repetitions
-    warnings.simplefilter("ignore", MonteCarloWarning)
+    warnings.simplefilter("ignore", MonteCarloWarning)  # what is judged is the mean of many repetitions
     for patients, few in ((30, 5), (60, 9)) if "visits" in parts else ():
         for treated in (patients // 2, few):
             for equal in (True, False):

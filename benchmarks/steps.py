@@ -25,6 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -204,9 +205,7 @@ def step_workloads(device: torch.device, compiled: bool) -> dict[str, Callable[[
         for name in ("CDISC", "PBC"):
             one = task("impute", name.lower(), 0.2, 10, Path(folder))
             model = lacova.GPPriorVAE(one.schema)
-            workloads[name] = lambda one=one, model=model: Pair(  # type: ignore[misc]
-                one.train, one.schema, model, 10, device, compiled
-            )
+            workloads[name] = partial(Pair, one.train, one.schema, model, 10, device, compiled)
     if device.type == "cuda":
         workloads |= {
             "conv": lambda: pair(digits(4000), 200, networks="rotated-digits", **paper),

@@ -21,7 +21,7 @@ def random(*shape, seed=0):
 def slow_energy(draws, y):
     """Score one unit, draws×d and d, by double loops."""
     error = sum(math.dist(draw, y) for draw in draws) / len(draws)
-    pairs = [math.dist(a, b) for k, a in enumerate(draws) for l, b in enumerate(draws) if k != l]  # noqa: E741
+    pairs = [math.dist(a, b) for k, a in enumerate(draws) for m, b in enumerate(draws) if k != m]
     return (error - 0.5 * sum(pairs) / len(pairs)) / math.sqrt(len(y))
 
 
@@ -31,7 +31,7 @@ def slow_variogram(draws, y):
     for i in range(len(y)):
         for j in range(i):
             observed, gaps = abs(y[i] - y[j]) ** 0.5, [abs(draw[i] - draw[j]) ** 0.5 for draw in draws]
-            squared = [a * b for k, a in enumerate(gaps) for l, b in enumerate(gaps) if k != l]  # noqa: E741
+            squared = [a * b for k, a in enumerate(gaps) for m, b in enumerate(gaps) if k != m]
             terms.append(observed**2 - 2 * observed * sum(gaps) / len(gaps) + sum(squared) / len(squared))
     return sum(terms) / len(terms)
 

@@ -64,7 +64,7 @@ def pool(
         raise ValueError("--cluster and --independent contradict each other; give one of the two.")
     by = cluster or (None if independent else "auto")
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+        warnings.simplefilter("always")  # all are printed below, as remarks
         if test:
             pooled = pool_terms(tables, formula, None if test == ["all"] else test, cluster=by)
         else:

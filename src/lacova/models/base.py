@@ -144,7 +144,7 @@ class Model(Inference, ABC):
         """Whether the covariate prior is updated in training, unless a fit says otherwise.
 
         With an instance column it is not: the posterior of visit-constant covariates is learnt beside the prior as it
-        was, and updates made imputed ages of the CDISC pilot up to 6% worse.
+        was, and on the CDISC pilot imputed ages were worse with updates.
         """
         return self.schema.instance is None and infers_covariates(self.covariates) and not self.covariate_prior
 

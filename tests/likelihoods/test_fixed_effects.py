@@ -76,47 +76,89 @@ def features(rows, draws, generator):
     return x, c
 
 
-def fixed_effects():
-    effects = FixedEffects(SPACE, NAMES, torch.ones(2, dtype=torch.double))
+def fixed_effects(time=None):
+    effects = FixedEffects(SPACE, NAMES, torch.ones(2, dtype=torch.double), time)
     g = torch.Generator().manual_seed(3)
+    count = effects.mean.shape[1]
     with torch.no_grad():
-        effects.mean.copy_(torch.randn(2, 7, generator=g))
-        effects.log_sd.copy_(0.5 * torch.randn(2, 7, generator=g) - 1.0)
-        effects.log_scale.copy_(torch.tensor([0.3, -0.4, 0.1, -0.2]))
+        effects.mean.copy_(torch.randn(2, count, generator=g))
+        root = 0.3 * torch.randn(2, count, count, generator=g, dtype=torch.double)
+        effects.covariance.copy_(root @ root.mT + 0.01 * torch.eye(count))
+        effects.precision.copy_(torch.linalg.inv(effects.covariance))
+        effects.log_det_precision.copy_(effects.precision.logdet())
+        effects.log_scale.copy_(torch.randn(len(effects.log_scale), generator=g))
         effects.centre.copy_(CENTRE)
         effects.kappa.copy_(KAPPA)
     return effects
 
 
-def intercepts(drifting):
-    fixed = fixed_effects()
-    return (DriftingIntercepts(SPREAD, DRIFT, 0, fixed) if drifting else RandomIntercepts(SPREAD, fixed)).double()
+def with_time(c, rows):
+    """Return c and, for visit-constant features (age and arms), their products with the time (…×8×11)."""
+    return torch.cat([c, c[..., [0, 2, 3, 4]] * rows.x[:, :1]], dim=-1)
 
 
-def covariance(rows, d, drifting):
-    """Return the covariance of the random effects of all rows on measurement d, 0 between patients."""
-    same = (PATIENT[:, None] == PATIENT).double()
+def random_effects_of(kind):
+    """Return random effects with fixed ones: constant or drifting; with factors, drifting ones have slopes."""
+    fixed = fixed_effects(0 if kind == "slopes" else None)
+    if kind.startswith("constant"):
+        effects = RandomIntercepts(SPREAD, fixed, factors=2 if kind == "constant factors" else 0)
+    else:
+        effects = DriftingIntercepts(SPREAD, DRIFT, 0, fixed, factors=3 if kind == "slopes" else 0)
+    if effects.loadings is not None:
+        with torch.no_grad():
+            effects.loadings.copy_(torch.randn(effects.loadings.shape, generator=torch.Generator().manual_seed(8)))
+    return effects.double()
+
+
+def design(rows, effects):
+    """Return h(t) at each row."""
+    return torch.cat([torch.ones(8, 1, dtype=torch.double), rows.x[:, :1]], 1)[:, : effects.orders]
+
+
+def covariance(rows, effects):
+    """Return the covariance of the random effects of all rows and measurements (2·8×2·8), without the fixed part."""
+    same, h = (PATIENT[:, None] == PATIENT).double(), design(rows, effects)
     distance = (rows.x[:, None, 0] - rows.x[:, 0]).abs()
-    return same * (SPREAD[d] + (DRIFT[d] * torch.exp(-distance) if drifting else 0.0))
+    drifting = isinstance(effects, DriftingIntercepts)
+    total = torch.zeros(2, 8, 2, 8, dtype=torch.double)
+    for d in range(2):
+        total[d, :, d] = same * (SPREAD[d] + (DRIFT[d] * torch.exp(-distance) if drifting else 0.0))
+        if effects.loadings is not None:
+            for e in range(2):
+                total[d, :, e] += same * (h @ effects.loadings[d] @ effects.loadings[e].T @ h.T)
+    return total.reshape(16, 16).detach()
 
 
-both_kinds = pytest.mark.parametrize("drifting", [False, True], ids=["constant", "drifting"])
+def observed_of(rows, p):
+    """Return which of the 2·8 entries, measurement by measurement, patient p has observed."""
+    return (rows.y_mask.T & (p == PATIENT)).flatten().nonzero()[:, 0]
 
 
-def test_means_and_variances_are_those_of_draws():
+all_kinds = pytest.mark.parametrize("kind", ["constant", "constant factors", "drifting", "slopes"])
+both_times = pytest.mark.parametrize("time", [None, 0], ids=["intercepts", "slopes"])
+
+
+@both_times
+def test_means_and_covariances_are_those_of_draws(time):
     """Both coefficients and missing covariates are drawn."""
-    rows, fixed, g = batch(), fixed_effects(), torch.Generator().manual_seed(5)
+    rows, fixed, g = batch(), fixed_effects(time), torch.Generator().manual_seed(5)
     fixed_part = fixed.expect(rows, rows.conditional_prior.distribution)
     w = fixed.draw(200_000, g)
     x, c = features(rows, 200_000, g)
-    drawn = (c[:, :, None] * w[:, None]).sum(-1)
-    torch.testing.assert_close(fixed_part.mean, drawn.mean(0), rtol=0, atol=0.015)
-    torch.testing.assert_close(fixed_part.var, drawn.var(0), rtol=0.02, atol=0)
+    features_at = c if time is None else with_time(c, rows)
+    drawn = torch.einsum("snk,sdk->snd", features_at, w)
+    torch.testing.assert_close(fixed_part.mean, drawn.mean(0), rtol=0, atol=0.03)
+    torch.testing.assert_close(fixed.expected_mean(rows, rows.conditional_prior.distribution), fixed_part.mean)
+    h = torch.cat([torch.ones(8, 1, dtype=torch.double), rows.x[:, :1]], 1)[:, : fixed.orders]
+    var = torch.einsum("nj,ndjl,nl->nd", h, fixed_part.covariance[PATIENT], h)
+    torch.testing.assert_close(var, drawn.var(0), rtol=0.02, atol=0)
     assert_close(fixed.at(x[:50], rows, w[:50]).mean, drawn[:50], rtol=1e-9)
-    over_posterior = fixed.at(x[:1], rows)
-    assert_close(over_posterior.mean, c[:1] @ fixed.mean.mT, rtol=1e-9)
-    assert_close(over_posterior.var, (c[:1] ** 2) @ fixed.log_sd.exp().square().mT, rtol=1e-9)
-    assert [fixed.features_of(name).tolist() for name in fixed.names] == [(k == OWNERS).tolist() for k in range(4)]
+    over_posterior, one = fixed.at(x[:1], rows), features_at[:1]
+    assert_close(over_posterior.mean, one @ fixed.mean.mT, rtol=1e-9)
+    var = torch.einsum("nj,ndjl,nl->nd", h, over_posterior.covariance[0, PATIENT], h)
+    assert_close(var, torch.einsum("nk,dkl,nl->nd", one[0], fixed.covariance, one[0]), rtol=1e-9)
+    owners = OWNERS if time is None else torch.cat([OWNERS, OWNERS[[0, 2, 3, 4]]])
+    assert [fixed.features_of(name).tolist() for name in fixed.names] == [(k == owners).tolist() for k in range(4)]
 
 
 def test_without_gaps_the_distribution_of_covariates_does_not_matter():
@@ -126,7 +168,17 @@ def test_without_gaps_the_distribution_of_covariates_does_not_matter():
     for distribution in (None, rows.conditional_prior.distribution):
         fixed_part = fixed.expect(complete_rows, distribution)
         assert_close(fixed_part.mean, c[0] @ fixed.mean.mT, rtol=1e-9)
-        assert_close(fixed_part.var, c[0] ** 2 @ fixed.log_sd.exp().square().mT, rtol=1e-9)
+        var = torch.einsum("nk,dkl,nl->nd", c[0], fixed.covariance, c[0])
+        assert_close(fixed_part.covariance[PATIENT][..., 0, 0], var, rtol=1e-9)
+
+
+@both_times
+def test_the_second_moments_are_those_of_draws(time):
+    rows, fixed, g = batch(), fixed_effects(time), torch.Generator().manual_seed(6)
+    second = fixed.expect(rows, rows.conditional_prior.distribution).second
+    c = features(rows, 200_000, g)[1][:, [0, 3, 4]]  # first rows of the patients
+    drawn = torch.einsum("spk,spl->pkl", c, c) / len(c)
+    torch.testing.assert_close(second, drawn, rtol=0, atol=0.02)
 
 
 def test_averages_are_of_the_covariates_as_they_are():
@@ -156,63 +208,122 @@ def test_averages_are_shrunk_by_how_much_visits_differ():
     assert fixed.names == ("sex", "dose", "event")
     assert float(fixed.kappa[1]) == pytest.approx(0.25, rel=0.1)
     assert float(fixed.kappa[2]) > 20
-    events = fixed.centre[fixed.features_of("event")]
+    events = fixed.centre[fixed.owner == 2]
     np.testing.assert_allclose(sorted(events), [0.3, 0.7], atol=0.02)
 
 
-def test_the_kl_of_coefficients_is_that_of_torch():
-    fixed = fixed_effects()
-    scale = torch.tensor([0.3, -0.4, 0.1, -0.2]).double().exp()[OWNERS].expand(2, 7)
-    posterior, prior = Normal(fixed.mean, fixed.log_sd.exp()), Normal(torch.zeros_like(scale), scale)
-    assert_close(fixed.kl(), kl_divergence(posterior, prior).sum(), rtol=1e-9)
+@both_times
+def test_the_kl_of_coefficients_is_that_of_torch(time):
+    """Beside it, the bound has the log density of the scales of visit-constant covariates."""
+    fixed = fixed_effects(time)
+    owners = OWNERS if time is None else torch.cat([OWNERS, 4 + OWNERS[[0, 2, 3, 4]]])
+    scale = fixed.log_scale.exp()[owners].expand(2, -1)
+    posterior = MultivariateNormal(fixed.mean, fixed.covariance)
+    prior = MultivariateNormal(torch.zeros_like(scale), torch.diag_embed(scale.square()))
+    stated = [0, 1] if time is None else [0, 1, 4, 5]  # of w and w' of arm and age
+    density = Normal(0.0, 0.5).log_prob(fixed.log_scale[stated]) - Normal(0.0, 0.5).log_prob(torch.zeros(1).double())
+    assert_close(fixed.kl(), kl_divergence(posterior, prior).sum() - density.sum(), rtol=1e-9)
 
 
-@both_kinds
-def test_the_bound_has_the_mean_over_coefficients_of_the_log_density(drifting):
-    rows, random_effects = batch(), intercepts(drifting)
+@all_kinds
+def test_the_bound_has_the_mean_over_coefficients_of_the_log_density(kind):
+    rows, random_effects = batch(), random_effects_of(kind)
     location = torch.randn(2, 8, 2, dtype=torch.double, generator=torch.Generator().manual_seed(1))
     fixed_part = random_effects.fixed_effects.expect(rows, rows.conditional_prior.distribution)
-    expected = torch.zeros(2, 3, dtype=torch.double)
+    h, dense = design(rows, random_effects), covariance(rows, random_effects)
+    noise, expected = torch.diag(NOISE.repeat_interleave(8)), torch.zeros(2, 3, dtype=torch.double)
+    residual = (rows.y - location - fixed_part.mean).mT.flatten(1)
     for p in range(3):
-        for d in range(2):
-            at = ((p == PATIENT) & rows.y_mask[:, d]).nonzero()[:, 0]
-            if len(at):
-                total = covariance(rows, d, drifting)[at][:, at] + NOISE[d] * torch.eye(len(at), dtype=torch.double)
-                mean, var = fixed_part.mean[at, d], fixed_part.var[at[0], d]
-                expected[:, p] += MultivariateNormal(mean, total).log_prob(rows.y[at, d] - location[:, at, d])
-                expected[:, p] -= 0.5 * var * torch.linalg.inv(total).sum()
+        at = observed_of(rows, p)
+        if not len(at):
+            continue
+        total = (dense + noise)[at][:, at]
+        log_prob = MultivariateNormal(torch.zeros(len(at)).double(), total).log_prob(residual[:, at])
+        var = torch.zeros(2, 8, 2, 8, dtype=torch.double)
+        for d in range(2):  # coefficients of different measurements are independent
+            var[d, :, d] = h @ fixed_part.covariance[p, d] @ h.T
+        trace = (torch.linalg.inv(total) * var.reshape(16, 16)[at][:, at]).sum()
+        expected[:, p] = log_prob - 0.5 * trace
     independent = Likelihood.gaussian(NOISE, 1e-9).log_prob(location, rows.y, rows.y_mask)
     log_prob = torch.zeros(2, 3, dtype=torch.double).index_add(1, PATIENT, independent)
     log_prob = log_prob + random_effects.gain(location, rows, NOISE, fixed_part)
     torch.testing.assert_close(log_prob, expected, rtol=1e-7, atol=1e-9)
 
 
-@both_kinds
-def test_random_effects_are_the_conditional_of_the_joint_normal(drifting):
-    rows, random_effects, g = batch(), intercepts(drifting), torch.Generator().manual_seed(4)
+@all_kinds
+def test_random_effects_are_the_conditional_of_the_joint_normal(kind):
+    rows, random_effects, g = batch(), random_effects_of(kind), torch.Generator().manual_seed(4)
     fixed = random_effects.fixed_effects
     location = torch.randn(3, 8, 2, dtype=torch.double, generator=torch.Generator().manual_seed(2))
     fixed_part = fixed.at(features(rows, 3, g)[0], rows, fixed.draw(3, g))
-    effects = random_effects.draw(location, rows, NOISE, torch.Generator().manual_seed(0), fixed_part)
-    mean = random_effects.expect(location, rows, NOISE, fixed_part.mean)
+    with torch.no_grad():
+        effects = random_effects.draw(location, rows, NOISE, torch.Generator().manual_seed(0), fixed_part)
+        mean = random_effects.expect(location, rows, NOISE, fixed_part.mean)
+    k, at = covariance(rows, random_effects), rows.y_mask.T.flatten().nonzero()[:, 0]
+    total = k[at][:, at] + torch.diag(NOISE.repeat_interleave(8)[at])
+    gain = torch.linalg.solve(total, k[at]).T
+    posterior = k - gain @ k[at]
+    prior_mean = fixed_part.mean.detach().mT.flatten(1)
+    residual = (rows.y - location).mT.flatten(1) - prior_mean
+    expected = (prior_mean + residual[:, at] @ gain.T).unflatten(1, (2, 8)).mT
+    torch.testing.assert_close(effects.mean, expected, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(mean, expected, rtol=1e-7, atol=1e-9)
+    var = posterior.diagonal().unflatten(0, (2, 8)).mT
+    torch.testing.assert_close(effects.var.expand(3, -1, -1)[0], var, rtol=1e-7, atol=1e-9)
+    with torch.no_grad():
+        one, many = FixedPart(fixed_part.mean[:1]), location[:1].expand(20_000, -1, -1)
+        drawn = random_effects.draw(many, rows, NOISE, torch.Generator().manual_seed(0), one).drawn
+    largest = float(posterior.diagonal().max())
+    torch.testing.assert_close(drawn.mean(0), expected[0], rtol=0, atol=5 * (largest / 20_000) ** 0.5)
+    torch.testing.assert_close(drawn.mT.flatten(1).T.cov(), posterior, rtol=0, atol=0.06 * largest)
+
+
+@all_kinds
+def test_steps_of_natural_gradients_reach_the_posterior_of_the_coefficients(kind):
+    """With covariates known and measurements independent, q(w) is the posterior of a mixed model."""
+    rows, random_effects = batch(), random_effects_of(kind)
+    if random_effects.loadings is not None:
+        with torch.no_grad():  # factors of different measurements are apart
+            random_effects.loadings[0, :, 1:], random_effects.loadings[1, :, :1] = 0.0, 0.0
+    x, c = features(rows, 1, torch.Generator().manual_seed(1))
+    rows = replace(rows, x=x[0], x_mask=torch.ones_like(rows.x_mask), scale=1.0)
+    fixed = random_effects.fixed_effects
+    location = torch.randn(8, 2, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+    for rate in (0.3, 1.0):
+        fixed.zero_grad()
+        part, parts = fixed.expect(rows, None), random_effects.factorise(rows, NOISE)
+        (random_effects.gain(location, rows, NOISE, part, parts).sum() - fixed.kl()).backward()
+        fixed.natural_step(random_effects.information(rows, part, parts), fixed.mean.grad, rate)
+    phi, dense = c[0] if kind != "slopes" else with_time(c[0], rows), covariance(rows, random_effects)
     for d in range(2):
-        k, at = covariance(rows, d, drifting), rows.y_mask[:, d].nonzero()[:, 0]
-        gain = torch.linalg.solve(k[at][:, at] + NOISE[d] * torch.eye(len(at), dtype=torch.double), k[at]).T
-        for s in range(3):
-            prior_mean = fixed_part.mean[s, :, d]
-            expected = prior_mean + gain @ (rows.y[at, d] - location[s, at, d] - prior_mean[at])
-            torch.testing.assert_close(effects.mean[s, :, d], expected, rtol=1e-7, atol=1e-9)
-            torch.testing.assert_close(mean[s, :, d], expected, rtol=1e-7, atol=1e-9)
-    one = FixedPart(*(part[:1] for part in fixed_part))
-    many = random_effects.draw(location[:1].expand(20_000, -1, -1), rows, NOISE, torch.Generator().manual_seed(0), one)
-    torch.testing.assert_close(many.drawn.mean(0), effects.mean[0], rtol=0, atol=0.06)
+        at = rows.y_mask[:, d].nonzero()[:, 0]
+        total = dense[8 * d :][:8, 8 * d :][:, :8][at][:, at] + NOISE[d] * torch.eye(len(at))
+        weight = torch.linalg.solve(total, phi[at])
+        prior = torch.diag((-2.0 * fixed.log_scale.detach()).exp()[fixed.block])
+        precision = phi[at].T @ weight + prior
+        mean = torch.linalg.solve(precision, weight.T @ (rows.y - location)[at, d])
+        assert_close(fixed.precision[d], precision, rtol=1e-8)
+        assert_close(fixed.covariance[d], torch.linalg.inv(precision), rtol=1e-6)
+        assert_close(fixed.mean[d].detach(), mean, rtol=1e-6)
+        assert_close(fixed.log_det_precision[d], precision.logdet(), rtol=1e-8)
+
+
+def test_many_coefficients_are_independent(monkeypatch):
+    fixed = fixed_effects()
+    monkeypatch.setattr("lacova.likelihoods.fixed_effects.MAX_JOINT", 6)
+    information = torch.ones(2, 7, 7, dtype=torch.double)
+    fixed.natural_step(information, torch.zeros(2, 7, dtype=torch.double), 1.0)
+    variance = 1.0 / (1.0 + (-2.0 * fixed.log_scale.detach()).exp()[OWNERS])
+    assert_close(fixed.covariance, torch.diag(variance).expand(2, 7, 7), rtol=1e-9)
+    assert_close(fixed.log_det_precision, -variance.log().sum().expand(2), rtol=1e-9)
 
 
 def test_draws_of_coefficients_have_their_moments():
     fixed = fixed_effects()
     drawn = fixed.draw(40_000, torch.Generator().manual_seed(0))
     torch.testing.assert_close(drawn.mean(0), fixed.mean.detach(), rtol=0, atol=0.02)
-    torch.testing.assert_close(drawn.std(0), fixed.log_sd.exp().detach(), rtol=0.03, atol=0)
+    for d in range(2):
+        torch.testing.assert_close(drawn[:, d].T.cov().detach(), fixed.covariance[d], rtol=0.03, atol=0.02)
 
 
 SCHEMA = lacova.Schema(
@@ -279,7 +390,9 @@ def test_the_likelihood_of_a_row_sums_over_sexes(model):
 
 
 def test_the_likelihood_of_a_row_integrates_over_coefficients():
-    fitted = lacova.GPPriorVAE(SCHEMA, latent_dim=1, inducing=4, scaling="none", patient_effects="intercept")
+    fitted = lacova.GPPriorVAE(
+        SCHEMA, latent_dim=1, inducing=4, scaling="none", patient_effects="intercept", patient_factors=0
+    )
     fitted.fit(patients(20, missing=0.0), max_epochs=1)
     encoder, vae = fitted.fitted()
     fixed, last = vae.random_effects.fixed_effects, vae.encoder.head[-1]
@@ -287,11 +400,12 @@ def test_the_likelihood_of_a_row_integrates_over_coefficients():
         for parameter in (*vae.decoder.parameters(), last.weight, last.bias):
             parameter.zero_()
         fixed.mean.copy_(torch.randn(2, 3, generator=torch.Generator().manual_seed(0)))
-        fixed.log_sd.fill_(0.5)
+        fixed.covariance.copy_(torch.eye(3) * 2.7 + 0.5)
         new = patients(8, seed=3, missing=0.0)
         table = encoder.encode(new)
         c = torch.stack([table.x[:, 2], *(table.x[:, 1] == level for level in range(2))], dim=1).float()
-        var = vae.likelihood.noise_variance + vae.random_effects.var + c.square() @ fixed.var.mT
+        var = vae.likelihood.noise_variance + vae.random_effects.var
+        var = var + torch.einsum("nk,dkl,nl->nd", c, fixed.covariance, c)
         expected = Normal(c @ fixed.mean.mT, var.sqrt()).log_prob(table.y).sum(1)
     np.testing.assert_allclose(fitted.log_likelihood(new, draws=2000), expected, atol=0.15)
 

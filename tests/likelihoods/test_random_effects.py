@@ -141,7 +141,9 @@ def visits(patients=60, own=2.0, noise=0.5, seed=0):
 
 @pytest.fixture(scope="module")
 def fitted():
-    return lacova.GPPriorVAE(SCHEMA, latent_dim=2, inducing=8, scaling="none").fit(visits(), max_epochs=40, seed=0)
+    return lacova.GPPriorVAE(SCHEMA, latent_dim=2, inducing=8, scaling="none", patient_factors=0).fit(
+        visits(), max_epochs=40, seed=0
+    )
 
 
 def without_a_decoder(model):
@@ -164,9 +166,9 @@ def test_a_forecast_uses_the_patients_random_effects(fitted):
 
 
 def test_shrunk_means_joint_draws_and_the_likelihood_of_a_row():
-    model = lacova.GPPriorVAE(SCHEMA, latent_dim=1, inducing=4, scaling="none", patient_effects="intercept").fit(
-        visits(30), max_epochs=2
-    )
+    model = lacova.GPPriorVAE(
+        SCHEMA, latent_dim=1, inducing=4, scaling="none", patient_effects="intercept", patient_factors=0
+    ).fit(visits(30), max_epochs=2)
     noise, spread = without_a_decoder(model)
     new = visits(3, seed=8)
     past, future = new[new.day < 4], new[new.day >= 4]
@@ -188,9 +190,9 @@ def test_shrunk_means_joint_draws_and_the_likelihood_of_a_row():
 
 
 def test_imputed_entries_follow_the_patients_other_visits():
-    model = lacova.GPPriorVAE(SCHEMA, latent_dim=1, inducing=4, scaling="none", patient_effects="intercept").fit(
-        visits(30), max_epochs=2
-    )
+    model = lacova.GPPriorVAE(
+        SCHEMA, latent_dim=1, inducing=4, scaling="none", patient_effects="intercept", patient_factors=0
+    ).fit(visits(30), max_epochs=2)
     noise, spread = without_a_decoder(model)
     new = visits(3, seed=9)
     gaps = new.assign(alt=new["alt"].mask(new["day"] == 2.0))
@@ -202,7 +204,9 @@ def test_imputed_entries_follow_the_patients_other_visits():
 
 def test_random_effects_without_variance_change_nothing(monkeypatch):
     table = visits(10)
-    model = lacova.GPPriorVAE(SCHEMA, latent_dim=2, inducing=6, patient_effects="intercept", fixed_effects=False)
+    model = lacova.GPPriorVAE(
+        SCHEMA, latent_dim=2, inducing=6, patient_effects="intercept", patient_factors=0, fixed_effects=False
+    )
     model.fit(table, max_epochs=1)
     _, vae = model.fitted()
     rows = Batches(model.encode(table)).batch(torch.arange(10))
@@ -224,9 +228,9 @@ def test_random_effects_without_variance_change_nothing(monkeypatch):
 
 def test_the_encoder_sees_the_expected_random_effects_and_the_measurements_less_these():
     table = visits(10)
-    model = lacova.GPPriorVAE(SCHEMA, latent_dim=2, inducing=6, scaling="none", patient_effects="intercept").fit(
-        table, max_epochs=1
-    )
+    model = lacova.GPPriorVAE(
+        SCHEMA, latent_dim=2, inducing=6, scaling="none", patient_effects="intercept", patient_factors=0
+    ).fit(table, max_epochs=1)
     _, vae = model.fitted()
     inputs = []
     vae.encoder.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments))

@@ -128,10 +128,9 @@ def _log_likelihood(vae: ConditionalVAE, batch: Batch, x: Tensor, outputs: Tenso
     n = len(batch)
     rows = replace(batch, patient=torch.arange(n, device=x.device), count=n, longest=1)
     fixed_part = vae.fixed_part_at(x, rows)
-    if fixed_part is None:
-        return likelihood.log_prob(outputs, batch.y, batch.y_mask, effects.var)
-    outputs = likelihood.add_to_gaussian(outputs, fixed_part.mean)
-    return likelihood.log_prob(outputs, batch.y, batch.y_mask, effects.var + fixed_part.var)
+    if fixed_part is not None:
+        outputs = likelihood.add_to_gaussian(outputs, fixed_part.mean)
+    return likelihood.log_prob(outputs, batch.y, batch.y_mask, effects.variance(rows, fixed_part))
 
 
 def sum_within_units(values: Tensor, batch: Batch, vae: ConditionalVAE) -> Tensor:

@@ -20,6 +20,7 @@ from lacova.inference.importance import (
     units_to_rows,
 )
 from lacova.inference.vae import ConditionalVAE, Lines
+from lacova.likelihoods.fixed_effects import FixedPart
 from lacova.likelihoods.random_effects import Factorisation
 from lacova.priors.base import Encoded, NaturalStatistics
 
@@ -37,6 +38,7 @@ class Terms:
         kl_inducing: KL[q(v) ‖ p(v)] of the inducing values and of the fixed effects' coefficients; 0 without either.
         kl_covariates: KL[q(X_u) ‖ p(X_u)].
         statistics: the input of a natural-gradient step of the GP prior.
+        information: the same of the fixed effects' coefficients.
         gain: what weighting K draws against each other adds to their mean; 0 for the evidence lower bound.
         masked_log_prob: log q of observed covariates that were masked; not part of the bound, 0 without masking.
     """
@@ -48,6 +50,7 @@ class Terms:
     statistics: NaturalStatistics | None = None
     gain: float | Tensor = 0.0
     masked_log_prob: float | Tensor = 0.0
+    information: Tensor | None = None
 
     @cached_property
     def elbo(self) -> Tensor:
@@ -123,9 +126,14 @@ def bound(
             q_z, z = rows.at(scenarios.row) if vae.prior.by_scenario else rows, rows.draw(eps.z)
             z = z[scenarios.sample, scenarios.row] if vae.decoder_sees_x else z
         prior = vae.prior.kl(scenarios, batch, q_z, q_x)
-        reconstruction = _reconstruction(vae, batch, scenarios, z, q_x, factorisation)
+        fixed_part = vae.fixed_part(batch, q_x.detach())
+        reconstruction = _reconstruction(vae, batch, scenarios, z, fixed_part, factorisation)
         inducing = prior.inducing + (0.0 if vae.random_effects is None else vae.random_effects.kl())
-        terms = Terms(batch.scale * reconstruction, prior.latent, inducing, kl_covariates, prior.statistics)
+        information = vae.information(batch, fixed_part, factorisation)
+        terms = Terms(
+            batch.scale * reconstruction, prior.latent, inducing, kl_covariates, prior.statistics,
+            information=information,
+        )  # fmt: skip
     if masked is None or q_masked is None:
         return terms
     log_q = batch.scale * masked_log_prob(q_masked, batch, masked, vae.space)
@@ -133,13 +141,14 @@ def bound(
 
 
 def _reconstruction(
-    vae: ConditionalVAE, batch: Batch, scenarios: Scenarios, z: Tensor, q_x: FactorisedDistribution,
+    vae: ConditionalVAE, batch: Batch, scenarios: Scenarios, z: Tensor, fixed_part: FixedPart | None,
     factorisation: Factorisation | None,
 ) -> Tensor:  # fmt: skip
     """Return E_q log p(Y_o | Z [, X]) of a batch, random effects integrated out.
 
     z has a line for each completed row (K×L); or, where neither q(z) nor the decoder depends on x_u, draws of each row
-    (S×N̂×L).
+    (S×N̂×L). The fixed part has no gradient with respect to q(x_u): random effects of several measurements share few
+    factors, and q would count the same evidence several times.
     """
     if z.dim() == 2:
         row = scenarios.row
@@ -153,9 +162,6 @@ def _reconstruction(
         return total
     if z.dim() == 2:
         outputs, weight = scenarios.by_slot(outputs, len(batch)), scenarios.slot_weight
-    # The model takes random effects of different measurements for independent. They are not, and the gradient of q(x_u)
-    # would count the same evidence several times: it is cut here.
-    fixed_part = vae.fixed_part(batch, q_x.detach())
     gain = vae.random_effects.gain(*vae.likelihood.gaussian_part(outputs, batch), fixed_part, factorisation)
     return total + ((gain * weight).sum() if z.dim() == 2 else gain.mean(0).sum())
 
@@ -179,11 +185,14 @@ def weighted(vae: ConditionalVAE, batch: Batch, eps: StandardDraws, q_x: Factori
         share = units_to_rows(log_weight.detach().softmax(0), batch, vae)
         statistics = prior.statistics(scale * (share if batch.real is None else share * batch.real))
     inducing = log_likelihood.new_zeros(()) if prior.inducing is None else prior.inducing
+    information = None
     if vae.random_effects is not None:
         inducing = inducing + vae.random_effects.kl()
+        information = vae.information(batch, vae.fixed_part(batch, q_x.detach()), vae.factorise_effects(batch))
     return Terms(
         scale * log_likelihood.mean(0).sum(), -scale * latent.mean(0).sum(), inducing,
         -scale * covariates.mean(0).sum(), statistics, scale * (value - log_weight.mean(0)).sum(),
+        information=information,
     )  # fmt: skip
 
 

@@ -217,7 +217,7 @@ class ConditionalVAE(nn.Module):
         return q.mean.mean(0), q.var.mean(0) + q.mean.var(0, correction=0)
 
     def factorise_effects(self, batch: Batch) -> Factorisation | None:
-        """Return what the terms of the random effects share in one batch; None if they share nothing."""
+        """Return what the terms of the random effects share in one batch; None without random effects."""
         if self.random_effects is None:
             return None
         zeros = batch.y.new_zeros(len(batch), self.measurements.output_width)
@@ -261,6 +261,15 @@ class ConditionalVAE(nn.Module):
         """Return E b of each row, in expectation over missing covariates; None without fixed effects."""
         fixed = None if self.random_effects is None else self.random_effects.fixed_effects
         return None if fixed is None else fixed.expect(batch, covariates)
+
+    @torch.no_grad()
+    def information(
+        self, batch: Batch, fixed_part: FixedPart | None, factorisation: Factorisation | None
+    ) -> Tensor | None:
+        """Return what a batch says about the fixed effects' coefficients (D×K'×K'); None without fixed effects."""
+        if self.random_effects is None or fixed_part is None or factorisation is None:
+            return None
+        return self.random_effects.information(batch, fixed_part, factorisation)
 
     def draw_coefficients(self, draws: int, generator: torch.Generator) -> Tensor | None:
         """Draw the coefficients of the fixed effects (draws×D×K), once for all rows of a call; None without any."""

@@ -3,7 +3,8 @@
 A visit's covariates act through z. Differences between patients that last over all visits go into the random effects,
 and random effects of mean 0 would absorb them: predictions for new patients would lack them. So the mean of the random
 effects is a regression on visit-constant covariates, and on patients' averages of covariates that change: effects
-between patients may differ from effects within patients (Mundlak, 1978).
+between patients may differ from effects within patients (Mundlak, 1978). The effect of a visit-constant covariate may
+change linearly with time, as that of a treatment does.
 """
 
 from __future__ import annotations
@@ -20,37 +21,52 @@ from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import FactorisedDistribution
 from lacova.data.table import Table
 from lacova.likelihoods.base import standard_normal
+from lacova.nn.linalg import cholesky, identity, log_det, whitener
 
-INITIAL_SCALE = 0.2  # α to start from, in units of the scaled measurement
+INITIAL_SCALE = 0.2  # α to start from where it is learnt, in units of the scaled measurement
+# Prior of log α of a visit-constant covariate: normal with this mean and standard deviation.
+LOG_SCALE_MEAN, LOG_SCALE_SD = 0.0, 0.5
 MAX_KAPPA = 1000.0  # for covariates that do not differ between patients
+MAX_JOINT = 150  # coefficients of a measurement whose posterior covariance is kept; more are independent
 
 
 class FixedPart(NamedTuple):
-    """wᵀc at each row: mean and variance (…×N̂×D). It is the same variable at all rows of a patient."""
+    """Fixed part of the random effects: at the rows h_iᵀ B_d c, with c of the patient and h_i of the visit.
+
+    Attributes:
+        mean: its mean at each row (…×N̂×D).
+        covariance: Cov B_d c of each patient (…×P̂×D×J×J); None where B and c are known.
+        second: E c cᵀ of each patient (…×P̂×K×K), where the covariance was computed from it.
+    """
 
     mean: Tensor
-    var: Tensor
+    covariance: Tensor | None = None
+    second: Tensor | None = None
 
     def take(self, rows: Tensor) -> FixedPart:
-        """Return the fixed part at some of the rows."""
-        return FixedPart(self.mean[..., rows, :], self.var[..., rows, :])
+        """Return a fixed part that is known at some of the rows."""
+        return FixedPart(self.mean[..., rows, :])
 
 
 class FixedEffects(nn.Module):
-    """E b_pd = Σ_k w_dk c_pk: regression of measurement d on features of a patient's covariates.
+    """E b_pd(t) = Σ_k (w_dk + w'_dk t) c_pk: regression of measurement d on features of a patient's covariates.
 
     A number has one feature, a category one per level. For a visit-constant covariate, c is that feature. For one that
     changes, c = Σ_i (x_i − μ)/(n + κ) over the patient's n visits: the expected average over very many visits, less the
     average over all patients. κ is the variance within patients divided by the variance between them, so that the
-    average of a few visits is shrunk where visits differ much.
+    average of a few visits is shrunk where visits differ much. Only visit-constant covariates have coefficients w' of
+    the time, and only where there is a time; at visits without one, t is 0, its mean.
 
-    The prior is w_dk ~ N(0, α_q²) with a learnt α for each covariate q, the posterior q(w_dk) = N(m_dk, s_dk²). The
-    prior shrinks coefficients towards 0 where there are few patients and many covariates.
+    The prior is w_dk ~ N(0, α_q²) with an α for each covariate q, and another for its w'. α is learnt, with all
+    measurements; of a visit-constant covariate it has a prior, log-normal about one standard deviation of the
+    measurement, so that a table of a few measurements shrinks the effect of an arm little. The posterior is q(w_d) =
+    N(m_d, S_d), with the full covariance S_d up to 150 coefficients. It moves by natural gradients.
 
     Args:
         space: layout of X.
         names: the covariates to regress on.
-        sd: s_d to start from (D,).
+        sd: standard deviation of q(w_d) to start from (D,).
+        time: the column of x that holds the time, for effects that change with it.
     """
 
     chosen: Tensor
@@ -61,34 +77,50 @@ class FixedEffects(nn.Module):
     column: Tensor
     hot: Tensor
     pairs: Tensor
+    source: Tensor
+    block: Tensor
     centre: Tensor
     kappa: Tensor
+    precision: Tensor
+    covariance: Tensor
+    log_det_precision: Tensor
+    stated: Tensor
 
-    def __init__(self, space: CovariateSpace, names: Sequence[str], sd: Tensor) -> None:
+    def __init__(self, space: CovariateSpace, names: Sequence[str], sd: Tensor, time: int | None = None) -> None:
         super().__init__()
-        self.space, self.names = space, tuple(names)
+        self.space, self.names, self.time = space, tuple(names), time
         chosen = [k for k, q in enumerate(space.owners) if space.names[q] in names]
         owner = [self.names.index(space.names[space.owners[k]]) for k in chosen]
-        self.register_buffer("chosen", torch.tensor(chosen), persistent=False)
-        self.register_buffer("owner", torch.tensor(owner), persistent=False)
-        member = (self.owner[:, None] == torch.arange(len(names))).to(
-            sd.dtype
-        )  # K×Q, 1 where feature k is of covariate q
-        self.register_buffer("member", member, persistent=False)
+        self._constant("chosen", torch.tensor(chosen))
+        self._constant("owner", torch.tensor(owner))
+        # K×Q, 1 where feature k is of covariate q
+        self._constant("member", (self.owner[:, None] == torch.arange(len(names))).to(sd.dtype))
         pairs = torch.tensor([(k, j) for j in range(len(owner)) for k in range(j) if owner[k] == owner[j]])
-        self.register_buffer("pairs", pairs.reshape(-1, 2).T.contiguous().long(), persistent=False)  # of one covariate
-        fixed = torch.tensor([space.static[space.names.index(name)] for name in names])
-        self.register_buffer("fixed", fixed, persistent=False)
-        self.register_buffer("fixed_feature", fixed[self.owner], persistent=False)
-        column = torch.tensor([space.owners[k] for k in chosen])
-        self.register_buffer("column", column, persistent=False)  # of X, of each feature
-        hot = torch.tensor([space.levels[space.owners[k]] > 0 for k in chosen])
-        self.register_buffer("hot", hot, persistent=False)
+        self._constant("pairs", pairs.reshape(-1, 2).T.contiguous().long())  # of one covariate
+        self._constant("fixed", torch.tensor([space.static[space.names.index(name)] for name in names]))
+        self._constant("fixed_feature", self.fixed[self.owner])
+        self._constant("column", torch.tensor([space.owners[k] for k in chosen]))  # of X, of each feature
+        self._constant("hot", torch.tensor([space.levels[space.owners[k]] > 0 for k in chosen]))
+        # Coefficients: first w of all features, then w' of visit-constant ones.
+        changing = [] if time is None else self.fixed_feature.nonzero()[:, 0].tolist()
+        count, self.orders = len(chosen) + len(changing), 2 if changing else 1
+        self._constant("source", torch.tensor([*range(len(chosen)), *changing]))  # feature of each coefficient
+        order = torch.arange(count) >= len(chosen)
+        self._constant("block", self.owner[self.source] + len(names) * order)  # its scale: of w, or of w'
         self.register_buffer("centre", sd.new_zeros(len(chosen)))  # μ
         self.register_buffer("kappa", sd.new_ones(len(names)))
-        self.mean = nn.Parameter(sd.new_zeros(len(sd), len(chosen)))
-        self.log_sd = nn.Parameter(sd.log()[:, None].repeat(1, len(chosen)))
-        self.log_scale = nn.Parameter(sd.new_full((len(names),), math.log(INITIAL_SCALE)))
+        self.mean = nn.Parameter(sd.new_zeros(len(sd), count))
+        start = sd[:, None].square().repeat(1, count)
+        self.register_buffer("covariance", torch.diag_embed(start))
+        self.register_buffer("precision", torch.diag_embed(start.reciprocal()))
+        self.register_buffer("log_det_precision", -start.log().sum(1))
+        stated = self.fixed.repeat(self.orders)
+        log_scale = torch.where(stated, LOG_SCALE_MEAN, math.log(INITIAL_SCALE))
+        self._constant("stated", stated)
+        self.log_scale = nn.Parameter(log_scale.to(sd))
+
+    def _constant(self, name: str, value: Tensor) -> None:
+        self.register_buffer(name, value, persistent=False)
 
     def learn(self, table: Table) -> None:
         """Estimate μ and κ from the observed entries of a table."""
@@ -98,22 +130,14 @@ class FixedEffects(nn.Module):
         self.kappa.copy_((within / between).nan_to_num(MAX_KAPPA).clamp_max(MAX_KAPPA))
         self.centre.copy_(values.sum(0) / observed.sum(0))
 
-    @property
-    def var(self) -> Tensor:
-        """s² (D×K)."""
-        return (2.0 * self.log_sd).exp()
-
     def expect(self, batch: Batch, distribution: FactorisedDistribution | None) -> FixedPart:
-        """Return wᵀc at each row, its mean and variance exact under q(w) and the distribution of missing covariates.
+        """Return the fixed part at each row, its moments exact under q(w) and the distribution of missing covariates.
 
-        Var wᵀc = Σ_k s_k² E c_k² + Σ_q Var_c m_qᵀc_q, with independent covariates q, and independent visits of those
-        that change. Var m_qᵀx_q = Σ_k m_k² Var x_k − 2 Σ_{k<k'} m_k m_k' p_k p_k' over the levels k of a category, and
-        a number has no second sum. Without a distribution, the features of missing covariates are 0.
+        Cov B_d c = E_c[⟨S_d, c cᵀ⟩] + m_dᵀ Cov(c) m_d, block by block of w and w', with independent covariates and
+        independent visits of those that change. Without a distribution, the features of missing covariates are 0.
         """
-        mean, var = self.mean, self.var
         if distribution is None:
-            c = self._regressors(self._observed(batch), batch)
-            return FixedPart(c @ mean.mT, c.square() @ var.mT)
+            return self._part(self._regressors(self._observed(batch), batch), batch)
         gap = self._gap(batch)
         first = self._gap_means(distribution, gap)
         c = self._regressors(self._observed(batch) + first, batch)
@@ -121,50 +145,133 @@ class FixedEffects(nn.Module):
         spread = torch.where(self.hot, first - first.square(), distribution.var.index_select(1, self.column) * gap)
         weight, (one, other) = self._variance_weights(batch).index_select(1, self.owner), self.pairs
         products = weight.index_select(1, one) * first.index_select(1, one) * first.index_select(1, other)
-        moments = torch.cat([weight * spread, products], 1)
+        moments = torch.cat([weight * spread, -products], 1)
         moments = moments.new_zeros(batch.patients, moments.shape[1]).index_add(0, batch.patient, moments)
         variances, products = moments.split([len(self.owner), len(one)], dim=1)  # P̂×K, P̂×pairs
-        gap_var = variances @ (mean.square() + var).mT
-        gap_var = gap_var - 2.0 * products @ (mean.index_select(1, one) * mean.index_select(1, other)).mT
-        return FixedPart(c @ mean.mT, c.square() @ var.mT + gap_var.clamp_min(0.0).index_select(0, batch.patient))
+        gap_covariance = torch.diag_embed(variances)
+        gap_covariance = gap_covariance.index_put((slice_of(batch.patients, one), one, other), products)
+        gap_covariance = gap_covariance.index_put((slice_of(batch.patients, one), other, one), products)
+        return self._part(c, batch, gap_covariance)
 
     def expected_mean(self, batch: Batch, distribution: FactorisedDistribution | None) -> Tensor:
         """Return the mean of `expect` alone."""
         features = self._observed(batch)
         if distribution is not None:
             features = features + self._gap_means(distribution, self._gap(batch))
-        return self._regressors(features, batch) @ self.mean.mT
+        return self._at_visits(self._regressors(features, batch), batch) @ self.mean.mT
 
     def at(
         self, x: Tensor, batch: Batch, coefficients: Tensor | None = None, averaged_x: Tensor | None = None
     ) -> FixedPart:
-        """Return wᵀc at completed covariates.
+        """Return the fixed part at completed covariates.
 
         Args:
             x: the covariates (…×N̂×Q).
             batch: the rows, with all visits of their patients that enter averages.
-            coefficients: w (…×D×K); None for mean and variance under q(w).
+            coefficients: w (…×D×K'); None for mean and variance under q(w).
             averaged_x: the covariates that enter averages (…×N̂×Q); None for x.
         """
         c = self._regressors(self._features(x), batch, None if averaged_x is None else self._features(averaged_x))
-        if coefficients is not None:
-            mean = c @ coefficients.mT
-            return FixedPart(mean, torch.zeros_like(mean))
-        return FixedPart(c @ self.mean.mT, c.square() @ self.var.mT)
+        if coefficients is None:
+            return self._part(c, batch)
+        return FixedPart(self._at_visits(c, batch) @ coefficients.mT)
 
     def draw(self, draws: int, generator: torch.Generator) -> Tensor:
-        """Draw coefficients w from q(w) (draws×D×K)."""
-        return self.mean + self.log_sd.exp() * standard_normal(self.mean.expand(draws, -1, -1), generator)
+        """Draw coefficients w from q(w) (draws×D×K')."""
+        eps = standard_normal(self.mean.expand(draws, -1, -1), generator)
+        return self.mean + torch.einsum("dkl,ndl->ndk", cholesky(self.covariance), eps)
 
     def features_of(self, name: str) -> Tensor:
-        """Return which of the K features belong to a covariate (K,)."""
-        return self.owner == self.names.index(name)
+        """Return which of the K' coefficients belong to a covariate (K',)."""
+        return self.owner[self.source] == self.names.index(name)
 
     def kl(self) -> Tensor:
-        """Return KL[q(w) ‖ p(w)]."""
-        log_scale = self.log_scale.index_select(0, self.owner)
-        square = (self.var + self.mean.square()) * (-2.0 * log_scale).exp()
-        return (log_scale - self.log_sd + 0.5 * (square - 1.0)).sum()
+        """Return KL[q(w) ‖ p(w | α)] − log p(α), the latter of the visit-constant covariates."""
+        log_scale = self.log_scale.index_select(0, self.block)
+        square = (self.covariance.diagonal(dim1=-2, dim2=-1) + self.mean.square()) * (-2.0 * log_scale).exp()
+        stated = (((self.log_scale - LOG_SCALE_MEAN) / LOG_SCALE_SD).square() * self.stated).sum()
+        return (log_scale + 0.5 * (square - 1.0)).sum() + 0.5 * (self.log_det_precision.sum() + stated)
+
+    @torch.no_grad()
+    def information(self, part: FixedPart, gram: Tensor) -> Tensor:
+        """Return Σ_p E[φ G_pd φᵀ] (D×K'×K'), what a batch adds to the precision of q(w_d).
+
+        Args:
+            part: the fixed part of the batch, with its second moments.
+            gram: HᵀΣ⁻¹H of each patient and measurement (P̂×D×J×J), random effects integrated out.
+        """
+        assert part.second is not None
+        sources = self._sources()
+        rows = [
+            torch.cat(
+                [
+                    torch.einsum("pd,pkl->dkl", gram[:, :, i, j], part.second[:, one][:, :, other])
+                    for j, other in enumerate(sources)
+                ],
+                dim=-1,
+            )
+            for i, one in enumerate(sources)
+        ]
+        return torch.cat(rows, dim=-2)
+
+    @torch.no_grad()
+    def natural_step(self, information: Tensor, gradient: Tensor, rate: float | Tensor) -> None:
+        """Take a natural-gradient step of size ρ: S⁻¹ ← (1−ρ) S⁻¹ + ρ (α⁻² + information), m ← m + ρ S gradient.
+
+        Args:
+            information: that of all patients (D×K'×K').
+            gradient: of the bound with respect to m (D×K').
+            rate: ρ.
+        """
+        prior = torch.diag_embed((-2.0 * self.log_scale).exp().index_select(0, self.block))
+        precision = information + prior
+        independent = precision.shape[-1] > MAX_JOINT
+        if independent:
+            precision = precision * identity(precision.shape[-1], precision.dtype, precision.device)
+        self.precision.lerp_(precision, rate)
+        if independent:
+            diagonal = self.precision.diagonal(dim1=-2, dim2=-1)
+            self.covariance.copy_(torch.diag_embed(diagonal.reciprocal()))
+            self.log_det_precision.copy_(diagonal.log().sum(-1))
+        else:
+            root = whitener(self.precision)
+            self.covariance.copy_(root.mT @ root)
+            self.log_det_precision.copy_(-log_det(root))
+        self.mean.add_(rate * (self.covariance @ gradient[..., None])[..., 0])
+
+    def _part(self, c: Tensor, batch: Batch, gap_covariance: Tensor | None = None) -> FixedPart:
+        """Return the fixed part at regressors c (…×N̂×K), whose covariance per patient is given where it is not 0."""
+        own = c.index_select(-2, batch.first)
+        second = own[..., :, None] * own[..., None, :]
+        sources, mean = self._sources(), self.mean.split([len(s) for s in self._sources()], dim=1)
+        second = second if gap_covariance is None else second + gap_covariance
+        start, rows = 0, []
+        for i, one in enumerate(sources):
+            entries, column = [], 0
+            for j, other in enumerate(sources):
+                block = self.covariance[:, start : start + len(one), column : column + len(other)]
+                entry = torch.einsum("dkl,...pkl->...pd", block, second[..., one, :][..., other])
+                if gap_covariance is not None:
+                    between = gap_covariance[..., one, :][..., other]
+                    entry = entry + torch.einsum("dk,pkl,dl->pd", mean[i], between, mean[j])
+                entries.append(entry)
+                column += len(other)
+            rows.append(torch.stack(entries, dim=-1))
+            start += len(one)
+        return FixedPart(self._at_visits(c, batch) @ self.mean.mT, torch.stack(rows, dim=-2), second)
+
+    def _sources(self) -> list[Tensor]:
+        """Return the features that have coefficients w, and those that have w', if any."""
+        count = len(self.owner)
+        return [self.source[:count], self.source[count:]][: self.orders]
+
+    def _at_visits(self, c: Tensor, batch: Batch) -> Tensor:
+        """Return what the coefficients multiply at each row (…×N̂×K'): features, and their products with the time."""
+        if self.orders == 1:
+            return c
+        assert self.time is not None
+        changing = c.index_select(-1, self.source[len(self.owner) :])
+        return torch.cat([c, changing * visit_time(batch, self.time, c.dtype)[:, None]], dim=-1)
 
     def _observed(self, batch: Batch) -> Tensor:
         """Return the features of observed covariates (N̂×K), 0 where missing."""
@@ -201,3 +308,13 @@ class FixedEffects(nn.Module):
         """
         shrunk = (batch.counts[:, None] + self.kappa).index_select(0, batch.patient) ** -2
         return torch.where(self.fixed, batch.is_first[:, None], shrunk)
+
+
+def visit_time(batch: Batch, time: int, dtype: torch.dtype) -> Tensor:
+    """Return the time of each row (N̂,), 0 where it is missing."""
+    return torch.where(batch.x_mask[:, time], batch.x[:, time], 0.0).to(dtype)
+
+
+def slice_of(patients: int, like: Tensor) -> Tensor:
+    """Return the numbers of all patients, to index with beside another index (P̂×1)."""
+    return torch.arange(patients, device=like.device)[:, None]

@@ -156,6 +156,15 @@ class Model(Inference, ABC):
     def _effects_drift(self) -> bool:
         return False
 
+    @property
+    def _fixed_effects_change(self) -> bool:
+        """Whether effects of visit-constant covariates on random effects change with time."""
+        return False
+
+    def _factors_of(self, measurements: int) -> int:
+        """Return how many factors of patients so many measurements share."""
+        return 0
+
     def _fixed_effects_on(self, encoder: TableEncoder) -> list[str]:
         """Return the covariates that enter the fixed part of random effects."""
         return []

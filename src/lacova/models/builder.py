@@ -45,6 +45,9 @@ class Blueprint(Protocol):
     def _has_random_effects(self) -> bool: ...
     @property
     def _effects_drift(self) -> bool: ...
+    @property
+    def _fixed_effects_change(self) -> bool: ...
+    def _factors_of(self, measurements: int) -> int: ...
     def _fixed_effects_on(self, encoder: TableEncoder) -> list[str]: ...
     def _latent_prior(self, encoder: TableEncoder, inputs: Callable[[int], Tensor]) -> LatentPrior: ...
     def _networks(self, encoder: TableEncoder) -> Networks: ...
@@ -146,11 +149,13 @@ def _random_effects(
     model: Blueprint, encoder: TableEncoder, between: Tensor, within: Tensor, coefficient_sd: Tensor
 ) -> RandomIntercepts:
     """Return random effects with the variance between patients; drift starts with half of that within them."""
-    time, names = _time(model, encoder), model._fixed_effects_on(encoder)
-    fixed = FixedEffects(encoder.space, names, coefficient_sd) if names else None
+    time, names, factors = _time(model, encoder), model._fixed_effects_on(encoder), model._factors_of(len(between))
     if time is None or not model._effects_drift:
-        return RandomIntercepts(between, fixed)
-    return DriftingIntercepts(between, within / 2.0, time, fixed)
+        fixed = FixedEffects(encoder.space, names, coefficient_sd) if names else None
+        return RandomIntercepts(between, fixed, factors)
+    changing = time if model._fixed_effects_change else None
+    fixed = FixedEffects(encoder.space, names, coefficient_sd, changing) if names else None
+    return DriftingIntercepts(between, within / 2.0, time, fixed, factors)
 
 
 def _uses_random_effects(model: Blueprint, encoder: TableEncoder) -> bool:

@@ -8,10 +8,10 @@ from lacova.data.io.dataframes import Frame
 from lacova.data.io.parquet import is_stream
 
 
-def whole_number(value: int, name: str = "draws") -> int:
-    """Return a number that must be whole and at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+def whole_number(value: int, name: str = "draws", least: int = 1) -> int:
+    """Return a number that must be whole and at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}.")
     return int(value)
 
 

@@ -27,6 +27,7 @@ from lacova.priors.gp.prior import GPPrior
 
 # A drift takes a matrix per patient and measurement in every step, and pixels are explained by the decoder.
 MAX_DRIFTING = 200
+MAX_FACTORS = 8
 
 
 @register("GPPriorVAE")
@@ -50,9 +51,13 @@ class GPPriorVAE(Model):
             integrated out exactly. True: a random intercept that drifts with the time of the schema, if there is one
             and there are at most 200 measurements. "intercept": a constant one. False, or without an instance column:
             none.
-        fixed_effects: let the mean of the random effects depend on the visit-constant covariates of the formula, and on
-            patients' averages of the others, the time aside, by a shrunk linear regression. False: their effect has to
-            pass through z, as everything does in the paper's model.
+        patient_factors: how many factors of a patient all measurements share: normal variables that enter their random
+            intercepts and, with a time, their random slopes. None for twice the number of measurements, at most 8; 0
+            for none, with random effects that are independent between measurements.
+        fixed_effects: let the mean of the random effects depend on the visit-constant covariates of the formula, also
+            as slopes in time, and on patients' averages of the others, the time aside, by a shrunk linear regression.
+            "intercept": without the slopes. False: their effect has to pass through z, as everything does in the
+            paper's model.
 
     The other arguments are those of `Model`.
     """
@@ -63,7 +68,7 @@ class GPPriorVAE(Model):
         self, schema: Schema, *, prior: str | None = None, kernels: Mapping[str, nn.Module] | None = None,
         lengthscales: Literal["shared", "own"] = "shared", inducing: int = 60,
         expectation: Literal["sample", "exact"] = "sample", patient_effects: bool | Literal["intercept"] = True,
-        fixed_effects: bool = True, **settings: Any,
+        patient_factors: int | None = None, fixed_effects: bool | Literal["intercept"] = True, **settings: Any,
     ) -> None:  # fmt: skip
         require_covariates(self, schema)
         super().__init__(schema, **settings)
@@ -78,11 +83,14 @@ class GPPriorVAE(Model):
             raise ValueError(f"lengthscales is {lengthscales!r}; expected 'shared' or 'own'.")
         if patient_effects not in (True, False, "intercept"):
             raise ValueError(f"patient_effects is {patient_effects!r}; expected True, False or 'intercept'.")
-        if not isinstance(fixed_effects, bool):
-            raise ValueError(f"fixed_effects is {fixed_effects!r}; expected True or False.")
+        if fixed_effects not in (True, False, "intercept"):
+            raise ValueError(f"fixed_effects is {fixed_effects!r}; expected True, False or 'intercept'.")
+        if patient_factors is not None:
+            patient_factors = whole_number(patient_factors, "patient_factors", least=0)
         self.lengthscales = lengthscales
         self.expectation = expectation
         self.patient_effects = patient_effects
+        self.patient_factors = patient_factors
         self.fixed_effects = fixed_effects
         passed, known = dict(kernels or {}), registered("kernel")
         self.components = components(prior, schema, passed, known)
@@ -104,6 +112,13 @@ class GPPriorVAE(Model):
     @property
     def _effects_drift(self) -> bool:
         return self.patient_effects is True and len(self.schema.measurements) <= MAX_DRIFTING
+
+    @property
+    def _fixed_effects_change(self) -> bool:
+        return self.fixed_effects is True
+
+    def _factors_of(self, measurements: int) -> int:
+        return min(2 * measurements, MAX_FACTORS) if self.patient_factors is None else self.patient_factors
 
     def _fixed_effects_on(self, encoder: TableEncoder) -> list[str]:
         """Return all of the formula but the time: when and how long a patient is seen does not describe the patient."""

@@ -84,17 +84,26 @@ class Step:
         if part is not None:
             terms = replace(terms, kl_inducing=part.once * terms.kl_inducing)
         loss, values = terms.loss(weight, options.masked_loss), terms.stacked()
-        self.optimiser.zero_grad(set_to_none=True)
+        self.vae.zero_grad(set_to_none=True)
         (loss / self.length).backward()
-        statistics = terms.statistics
+        statistics, information = terms.statistics, terms.information
         if self.team.size > 1:
-            self.team.sum([*_gradients(self.vae), values, *(statistics or ())])
+            shared = () if information is None else (information,)
+            self.team.sum([*_gradients(self.vae), values, *(statistics or ()), *shared])
         if self.options.schedule == "cycle":
             clip_gradients(self.optimiser)
         self.optimiser.step()
         if statistics is not None:
             self.vae.prior.natural_step(statistics, self.natural_rate)
+        if information is not None:
+            self._step_coefficients(information)
         return values
+
+    def _step_coefficients(self, information: Tensor) -> None:
+        """Move q(w) of the fixed effects by its natural gradient."""
+        fixed = None if self.vae.random_effects is None else self.vae.random_effects.fixed_effects
+        if fixed is not None and fixed.mean.grad is not None:
+            fixed.natural_step(information, -self.length * fixed.mean.grad, self.natural_rate)
 
     def snapshot(self) -> Callable[[], None]:
         """Return a function that puts parameters, buffers and the optimiser back to where they are now, in place."""
@@ -156,8 +165,11 @@ def _optimiser(vae: ConditionalVAE, options: FitOptions, units: int, capturable:
     fast = [*vae.likelihood.parameters(), *(vae.prior.parameters() if vae.prior.fast else ())]
     for part in (vae.random_effects, vae.missingness):
         fast += [] if part is None else part.parameters()
+    fixed = None if vae.random_effects is None else vae.random_effects.fixed_effects
+    natural = set() if fixed is None else {id(fixed.mean)}  # moved by natural gradients
+    fast = [p for p in fast if id(p) not in natural]
     posterior = list(vae.covariate_posterior.parameters())
-    known = {id(p) for p in (*fast, *posterior)}
+    known = {id(p) for p in (*fast, *posterior)} | natural
     networks = [p for p in vae.parameters() if id(p) not in known]
     decay = POSTERIOR_DECAY / units if options.masked_loss else 0.0
     return Adam(

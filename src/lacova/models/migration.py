@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lacova.models.registry import models
@@ -35,12 +36,29 @@ def migrated(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tupl
     cls, settings = models().get(document.get("model", "")), document["settings"]
     if cls is not None and isinstance(settings, dict):  # any other file is refused by `put_together`
         known = setting_names(cls)
+        if "patient_factors" not in settings:  # coefficients of intercepts alone, each by itself
+            tensors = _with_covariances(tensors)
+            if settings.get("fixed_effects") is True:
+                settings = settings | {"fixed_effects": "intercept"}
         document["settings"] = {name: value for name, value in BEFORE.items() if name in known} | settings
     if isinstance(document.get("options"), dict):
         older = "start" not in document["options"] and document["options"].get("prior_every") is None
         never = {"prior_every": 0} if older else {}  # None was for no update of the prior
         document["options"] = OPTIONS_BEFORE | document["options"] | never
     return document, tensors
+
+
+def _with_covariances(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors in which q(w) of the fixed effects has covariances in place of logs of standard deviations."""
+    migrated = dict(tensors)
+    for name in tensors:
+        part, _, last = name.rpartition(".")
+        if last == "log_sd" and part.endswith("fixed_effects"):
+            log_sd = migrated.pop(name)
+            migrated[f"{part}.covariance"] = torch.diag_embed((2.0 * log_sd).exp())
+            migrated[f"{part}.precision"] = torch.diag_embed((-2.0 * log_sd).exp())
+            migrated[f"{part}.log_det_precision"] = -2.0 * log_sd.sum(-1)
+    return migrated
 
 
 def _to_format_2(document: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:

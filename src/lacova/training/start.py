@@ -15,13 +15,14 @@ from torch import Tensor
 from lacova.data.batches import Batch, Batches
 from lacova.data.table import Table
 from lacova.inference.vae import ConditionalVAE, Lines
-from lacova.likelihoods.random_effects import DriftingIntercepts
+from lacova.likelihoods.random_effects import DriftingIntercepts, RandomIntercepts
 from lacova.nn.adam import Adam
 from lacova.nn.networks import Decoder
 
 ITERATIONS = 30
 MAX_ENTRIES = 500_000  # of the measurements that enter
 LEAST_NOISE = 0.05  # ψ_d as a share of the variance of its column
+LEAST_OWN = 0.2  # τ_d² as a share of the variance between patients, the rest of which factors explain
 RIDGE = 1.0  # pseudo-rows in which coefficients are 0
 ENCODER_STEPS, ENCODER_ROWS, ENCODER_RATE = 300, 200, 3e-3
 
@@ -73,6 +74,7 @@ def start_from_factors(vae: ConditionalVAE, table: Table, seed: int) -> None:
     if regress:
         coefficients, residual = _regressed(vae, batch, residual, mask)
     if vae.random_effects is not None:
+        _start_patient_factors(vae.random_effects, residual, mask, batch, generator)
         residual, mask = _within_patients(residual, mask, batch)
     factors = fit_factors(residual, mask, count, generator)
     _set_decoder(vae, decoder.linear, columns, centre, factors, coefficients)
@@ -81,8 +83,11 @@ def start_from_factors(vae: ConditionalVAE, table: Table, seed: int) -> None:
 
 
 def identifiable_factors(columns: int) -> int:
-    """Return the largest K for which D columns determine loadings and noise: (D − K)² ≥ D + K (Ledermann, 1937)."""
-    return max((k for k in range(columns) if (columns - k) ** 2 >= columns + k), default=0)
+    """Return the largest K for which D columns determine loadings and noise: (D − K)² ≥ D + K (Ledermann, 1937).
+
+    Two columns have one factor: they do not determine its loadings, but their product, the covariance.
+    """
+    return max((k for k in range(columns) if (columns - k) ** 2 >= columns + k or (columns, k) == (2, 1)), default=0)
 
 
 def fit_factors(residual: Tensor, mask: Tensor, count: int, generator: torch.Generator) -> Factors:
@@ -126,11 +131,34 @@ def _expected_covariates(vae: ConditionalVAE, batch: Batch) -> Tensor:
     return torch.where(gap[:, at.owner], expected, space.values(batch.x)).double()
 
 
-def _within_patients(residual: Tensor, mask: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return deviations from patients' averages, with the variance of single visits; alone, a value says nothing."""
+@torch.no_grad()
+def _start_patient_factors(
+    effects: RandomIntercepts, residual: Tensor, mask: Tensor, batch: Batch, generator: torch.Generator
+) -> None:
+    """Start the factors that measurements share from a factor model of patients' averages, and τ² from the rest."""
+    if effects.loadings is None:
+        return
+    average, count = _patient_averages(residual, mask, batch)
+    known = (count > 0.0).to(average.dtype)
+    factors = min(identifiable_factors(average.shape[1]), effects.loadings.shape[-1])
+    if not factors:
+        return
+    loadings = fit_factors(average, known, factors, generator).loadings.to(effects.loadings)
+    effects.loadings[:, 0, :factors] += loadings
+    own = effects.raw.exp() - loadings.square().sum(1)
+    effects.raw.copy_(torch.maximum(own, LEAST_OWN * effects.raw.exp()).log())
+
+
+def _patient_averages(residual: Tensor, mask: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return averages of observed residuals (P×D), 0 where there is none, and how many each has."""
     zeros = residual.new_zeros(batch.patients, residual.shape[1])
     count = zeros.index_add(0, batch.patient, mask)
-    average = zeros.index_add(0, batch.patient, residual) / count.clamp_min(1.0)
+    return zeros.index_add(0, batch.patient, residual) / count.clamp_min(1.0), count
+
+
+def _within_patients(residual: Tensor, mask: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return deviations from patients' averages, with the variance of single visits; alone, a value says nothing."""
+    average, count = _patient_averages(residual, mask, batch)
     widened = (count / (count - 1.0).clamp_min(1.0)).sqrt()
     mask = mask * (count > 1.0)[batch.patient]
     return (residual - average[batch.patient]) * widened[batch.patient] * mask, mask

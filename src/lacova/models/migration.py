@@ -23,7 +23,7 @@ TENSORS = {
     "vae.covariate_posterior.reading.": "vae.covariate_posterior.static_regression.",
 }
 SETTINGS = {"level_slopes": "fixed_effects"}
-OPTIONS_BEFORE = {"schedule": "constant", "start": "random"}  # of files without these options
+OPTIONS_BEFORE = {"schedule": "constant", "start": "random", "members": 1}  # of files without these options
 OPTIONS = {"recall": "masked_loss"}
 TRAINING = {"recall": "masked_log_prob", "validation_recall": "validation_masked_log_prob"}
 

@@ -12,7 +12,7 @@ from lacova.data.registry import register, registered
 from lacova.data.schema import Schema
 from lacova.data.table_encoder import TableEncoder
 from lacova.inference.effects import Effects, effect_draws, measure, merge_effects
-from lacova.inference.ensemble import spread
+from lacova.inference.ensemble import MemberDoubt, spread
 from lacova.models.base import Model
 from lacova.models.checks import check_interval, in_memory, whole_number
 from lacova.models.inference import MEAN_DRAWS
@@ -166,13 +166,14 @@ class GPPriorVAE(Model):
         frame, origin = to_pandas(in_memory(data, "effects"), self.schema.columns)
         table = self.encode(frame, measurements=any(name in frame for name in self.schema.measurements))
         names = tuple(component.formula(self.schema) for component in self.components)
+        doubt = MemberDoubt(len(self.draw_from), draws, self._generator(seed, len(self.draw_from)))
         parts = spread(
             self.draw_from, draws,
             lambda k, each: effect_draws(
                 self.draw_from[k], encoder, self._condition_by(k, table), each, self._generator(seed, k),
                 self.training_instances,
             ),
-            lambda own: merge_effects(own, draws),
+            lambda own: merge_effects(own, draws, doubt),
         )  # fmt: skip
         tables = measure(vae, encoder, frame, table, names, interval, parts)
         return Effects(*map(origin.table, tables))

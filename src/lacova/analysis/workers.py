@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ class Outcome(NamedTuple):
 
 
 def work(
-    function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], workers: int, going: Callable[[], bool]
+    function: Callable[..., Any], tasks: Iterable[tuple[Any, ...]], workers: int, going: Callable[[], bool]
 ) -> Iterator[Outcome]:
     """Yield the outcomes of `function(*task)` in the order in which they finish, computed in `workers` new processes.
 

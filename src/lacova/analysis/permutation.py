@@ -6,7 +6,7 @@ import copy
 import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from statistics import NormalDist
@@ -35,6 +35,7 @@ from lacova.training.progress import progress as progress_bar
 
 LEAST_ASSIGNMENTS = 20  # with fewer, no p-value is below 5%
 LEAST_UNITS = 2  # patients under each of both values
+Effects = Generator[tuple[int, dict[str, list[float]]], None, None]
 SHARE_COVERAGE = 0.95  # of the interval of the share of intervals that exclude 0
 
 
@@ -193,27 +194,27 @@ def _units(frame: pd.DataFrame, schema: Schema, covariate: str, strata: Sequence
             f"{hint([covariate], names)}"
         )
     codes, labels = patient_codes(frame, schema.instance)
-    unit = np.arange(len(frame)) if codes is None else codes
+    unit = np.arange(len(frame), dtype=np.int64) if codes is None else codes
     shown = [f"row {index}" for index in frame.index] if codes is None else labels
     columns = {name: _constant(frame, unit, shown, name) for name in dict.fromkeys([covariate, *strata])}
     stratum = pd.DataFrame({name: columns[name] for name in strata}, index=columns[covariate].index)
     code = stratum.groupby(list(strata), sort=False).ngroup() if strata else pd.Series(0, stratum.index)
-    return _Units(unit, columns[covariate], code.to_numpy(dtype=np.int64))
+    return _Units(unit, columns[covariate], np.asarray(code, dtype=np.int64))
 
 
 def _constant(frame: pd.DataFrame, unit: npt.NDArray[np.int64], shown: Sequence[Any], name: str) -> pd.Series[Any]:
     """Return the value of a column in each unit; refuse units with several values, or none."""
     by_unit = frame[name].groupby(unit)
-    changing = np.flatnonzero(by_unit.nunique().to_numpy() > 1)
-    if len(changing):
+    changing = np.flatnonzero(by_unit.nunique().to_numpy() > 1).tolist()
+    if changing:
         raise DataError(
             f"{name!r} takes more than one value within {listed([shown[i] for i in changing])}; only what does not "
             "change within a patient can be permuted between patients, or be a stratum. Correct the values, or name "
             "another column."
         )
     values = by_unit.first()
-    unknown = np.flatnonzero(values.isna().to_numpy())
-    if len(unknown):
+    unknown = np.flatnonzero(values.isna().to_numpy()).tolist()
+    if unknown:
         raise DataError(
             f"{name!r} is missing for {listed([shown[i] for i in unknown])}; every unit needs a value to be permuted. "
             "Fill it in, or leave their rows out."
@@ -279,7 +280,7 @@ def _saved_options(model: Model) -> dict[str, Any]:
     return {} if model.vae is None else {k: v for k, v in asdict(model.options).items() if k in OPTIONS}
 
 
-def _effects(tasks: Iterator[tuple[Any, ...]], workers: int) -> Iterator[tuple[int, dict[str, list[float]]]]:
+def _effects(tasks: Iterator[tuple[Any, ...]], workers: int) -> Effects:
     """Yield the place of each task with its effects, as they finish."""
     if workers == 1:
         for place, task in enumerate(tasks):

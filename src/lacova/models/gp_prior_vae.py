@@ -85,6 +85,15 @@ class GPPriorVAE(Model):
             raise ValueError(f"patient_effects is {patient_effects!r}; expected True, False or 'intercept'.")
         if fixed_effects not in (True, False, "intercept"):
             raise ValueError(f"fixed_effects is {fixed_effects!r}; expected True, False or 'intercept'.")
+        if self.noise == "row" and expectation == "exact":
+            raise ValueError(
+                "noise='row' depends on missing covariates, which expectation='exact' integrates out; use "
+                "expectation='sample', or noise='column'."
+            )
+        if self.noise == "row" and patient_effects and schema.instance is not None:
+            raise ValueError(
+                "noise='row' and patient effects cannot be combined; use patient_effects=False, or noise='column'."
+            )
         if patient_factors is not None:
             patient_factors = whole_number(patient_factors, "patient_factors", least=0)
         self.lengthscales = lengthscales

@@ -70,10 +70,10 @@ class Likelihood(nn.Module):
                 self.register_buffer(f"{kind}_outputs", places, persistent=False)
 
     @classmethod
-    def gaussian(cls, noise_variance: Tensor, floor: float = NOISE_FLOOR) -> Likelihood:
+    def gaussian(cls, noise_variance: Tensor, floor: float = NOISE_FLOOR, by_row: bool = False) -> Likelihood:
         """Return the likelihood of Gaussian columns with these noise variances (D,)."""
-        likelihood = cls(MeasurementSpace.of(len(noise_variance)), floor)
-        likelihood.families["gaussian"] = Gaussian(noise_variance, floor)
+        likelihood = cls(MeasurementSpace.of(len(noise_variance)), floor, by_row)
+        likelihood.families["gaussian"] = (RowGaussian if by_row else Gaussian)(noise_variance, floor)
         return likelihood
 
     @classmethod

@@ -23,7 +23,7 @@ class RowNoise(nn.Module):
     def __init__(self, inputs: int, columns: int) -> None:
         super().__init__()
         self.linear = nn.Linear(inputs, columns, bias=False)
-        self.hidden, self.last = nn.Linear(inputs, HIDDEN), nn.Linear(HIDDEN, columns)
+        self.hidden, self.last = nn.Linear(inputs, HIDDEN), nn.Linear(HIDDEN, columns, bias=False)
         for parameter in (*self.linear.parameters(), *self.last.parameters()):
             nn.init.zeros_(parameter)
 

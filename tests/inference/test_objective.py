@@ -145,7 +145,7 @@ def test_gp_elbo_never_exceeds_the_dense_likelihood(monkeypatch, instance, by_ro
     covariance = (kernel(x, x, kernel.shared)[0] + kernel(x, x, kernel.own)[0] * same + prior.noise * eye).detach()
     noise = vae.likelihood.noise_variance.detach().expand(n)
     if by_row:
-        vae.row_noise.linear.weight.data.copy_(torch.tensor([[0.0, 0.4]]).double())  # of z and of x
+        vae.row_noise.linear.weight.data.copy_(torch.tensor([[0.0, 0.4]], dtype=torch.float64))  # of z and of x
         floor = vae.likelihood.families["gaussian"].floor
         noise = floor + (noise - floor) * torch.exp(2.0 * 4.0 * torch.tanh(0.4 * x[:, 0] / 4.0))
         assert noise.max() > 3.0 * noise.min()

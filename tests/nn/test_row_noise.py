@@ -17,5 +17,5 @@ def test_noise_starts_constant_and_its_penalty_is_that_of_a_normal_prior():
     expected = 0.0
     for precision, weight in ((LINEAR_PRECISION, noise.linear.weight), (NETWORK_PRECISION, noise.last.weight)):
         density = torch.distributions.Normal(0.0, precision**-0.5)
-        expected += float((density.log_prob(torch.zeros(())) - density.log_prob(weight)).sum())
-    torch.testing.assert_close(float(noise.penalty()), expected, rtol=1e-5, atol=0)
+        expected += (density.log_prob(torch.zeros(())) - density.log_prob(weight)).sum().item()
+    torch.testing.assert_close(noise.penalty().item(), expected, rtol=1e-5, atol=0)

@@ -101,6 +101,17 @@ def test_the_penalty_is_in_the_loss_and_not_in_the_bound():
     assert replace(terms, penalty=0.0).elbo == terms.elbo
 
 
+def test_scenarios_complete_all_covariates_that_the_noise_sees():
+    vae = some_vae(MIXED, "normal", by_row=True)
+    torch.nn.init.constant_(vae.row_noise.linear.weight, 0.3)
+    batch, values = whole_batch(some_table(), vae), []
+    for columns in (None, [0]):  # those that a prior such as that of GPVAE needs
+        vae.prior.scenario_columns = columns
+        plan, eps = vae.plan(batch.x_mask, batch.patient, 1, None), vae.draw_eps(batch, 1, generator())
+        values.append(bound(vae, batch, plan, eps).named())
+    assert values[0] == values[1]
+
+
 def uneven(rows, seed):
     """Return y = x + N(0, exp(0.6 x)²), and the logarithm of such a number."""
     rng = np.random.default_rng(seed)

@@ -85,15 +85,6 @@ class GPPriorVAE(Model):
             raise ValueError(f"patient_effects is {patient_effects!r}; expected True, False or 'intercept'.")
         if fixed_effects not in (True, False, "intercept"):
             raise ValueError(f"fixed_effects is {fixed_effects!r}; expected True, False or 'intercept'.")
-        if self.noise == "row" and expectation == "exact":
-            raise ValueError(
-                "noise='row' depends on missing covariates, which expectation='exact' integrates out; use "
-                "expectation='sample', or noise='column'."
-            )
-        if self.noise == "row" and patient_effects and schema.instance is not None:
-            raise ValueError(
-                "noise='row' and patient effects cannot be combined; use patient_effects=False, or noise='column'."
-            )
         if patient_factors is not None:
             patient_factors = whole_number(patient_factors, "patient_factors", least=0)
         self.lengthscales = lengthscales
@@ -113,6 +104,20 @@ class GPPriorVAE(Model):
                 f'{sampled.formula(schema)!r}; use expectation="sample".'
             )
         self.inducing = whole_number(inducing, "inducing")
+        if self.noise == "row":
+            self._check_row_noise()
+
+    def _check_row_noise(self) -> None:
+        """Refuse noise that depends on the row where a bound is in closed form that takes it for constant."""
+        if self.expectation == "exact":
+            raise ValueError(
+                "noise='row' depends on missing covariates, which expectation='exact' integrates out; use "
+                "expectation='sample', or noise='column'."
+            )
+        if self._has_random_effects:
+            raise ValueError(
+                "noise='row' and patient effects cannot be combined; use patient_effects=False, or noise='column'."
+            )
 
     @property
     def _has_random_effects(self) -> bool:

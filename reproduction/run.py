@@ -12,10 +12,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from lacova.analysis.workers import work
 from reproduction import results
 from reproduction.config import Job
 from reproduction.data import Sources, fingerprint
-from reproduction.pool import work
 
 
 def run(

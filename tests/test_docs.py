@@ -20,6 +20,7 @@ from tools import notebooks, outputs
 
 import lacova.analysis.comparison
 import lacova.analysis.correlations
+import lacova.analysis.permutation
 import lacova.analysis.pooling
 import lacova.analysis.recovery
 import lacova.analysis.regression

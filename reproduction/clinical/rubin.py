@@ -28,9 +28,9 @@ import numpy as np
 import pandas as pd
 from scipy.special import expit
 
+from lacova.analysis.workers import work
 from reproduction import results
 from reproduction.markdown import markdown
-from reproduction.pool import work
 
 RESULTS = Path(__file__).with_name("rubin.jsonl")
 KEY = ("setting", "repetition", "method")

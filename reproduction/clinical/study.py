@@ -22,13 +22,13 @@ from typing import Any
 
 import numpy as np
 
+from lacova.analysis.workers import work
 from reproduction import results
 from reproduction.clinical.appendix import appendix
 from reproduction.clinical.findings import PAGE, findings
 from reproduction.clinical.peers import DRAWS, PEERS
 from reproduction.clinical.tasks import OF_Y, TABLES, TASKS, Floats, Task, scores, task
 from reproduction.markdown import write
-from reproduction.pool import work
 
 RESULTS = Path(__file__).with_name("results.jsonl")
 KEY = ("dataset", "task", "missing", "seed", "method")

@@ -79,11 +79,11 @@ def by_predictions(judge: Callable[[Prediction, Study], Figures], predict: Predi
     return lambda study, seed, ours: judge(predict(study, seed, ours), study)
 
 
-def predicted(kind: str) -> Predictor:
-    """Return the predictions of a model of lacova."""
+def predicted(kind: str, **settings: Any) -> Predictor:
+    """Return the predictions of a model of lacova, with settings of its own."""
 
     def predict(study: Study, seed: int, ours: Ours) -> Prediction:
-        model = ours.model(kind, study, seed)
+        model = ours._replace(settings={**ours.settings, **settings}).model(kind, study, seed)
         answer = model.predict(study.new, interval=HELD, seed=seed)
         return Prediction(answer["y"], answer["y_lower"], answer["y_upper"], learnt_noise(model))
 

@@ -16,7 +16,7 @@ from reproduction.markdown import WHOLE_WORDS, WIDTH, bullets, markdown
 
 PAGE = Path(__file__).parents[2] / "docs" / "inference.md"
 PROSE, APPENDIX_PROSE = Path(__file__).with_name("findings.md"), Path(__file__).with_name("appendix.md")
-OURS = ("CVAE", "GPPriorVAE")
+OURS = ("CVAE", "GPPriorVAE", "CVAE, noise by row", "GPPriorVAE, noise by row")
 RIGHT = {"no": "**no**", "yes": "yes", "unclear": "*unclear*", "": ""}
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from lacova.analysis.workers import work
 from reproduction import results
 from reproduction.inference.summary import KEY
 from reproduction.inference.world import Figures, Ours
 from reproduction.inference.worlds import WORLDS
-from reproduction.pool import work
 
 Cell = tuple[str, int, str, int]
 

@@ -8,6 +8,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from lacova.analysis.comparison import compare
     from lacova.analysis.correlations import lost_correlations
+    from lacova.analysis.permutation import permutation_test
     from lacova.analysis.pooling import pool
     from lacova.analysis.recovery import recover
     from lacova.analysis.regression import pool_regression, pool_terms
@@ -34,14 +35,14 @@ if TYPE_CHECKING:
 __all__ = [
     "CVAE", "GPPVAE", "GPVAE", "HIVAE", "LVAE", "MIWAE", "VAE", "Conv", "DataError", "Dense", "FitOptions",
     "FormulaError", "GPPriorVAE", "NotFittedError", "NotMIWAE", "Schema", "SchemaError", "StorageError",
-    "TrainingError", "__version__", "compare", "load", "lost_correlations", "pool", "pool_regression", "pool_terms",
-    "pool_wald", "recover", "register", "shift_imputed",
+    "TrainingError", "__version__", "compare", "load", "lost_correlations", "permutation_test", "pool",
+    "pool_regression", "pool_terms", "pool_wald", "recover", "register", "shift_imputed",
 ]  # fmt: skip
 
 # Where names live; each module is imported when first asked for: torch takes seconds, and much here does not need it.
 _HOMES = {
     "analysis.comparison": ["compare"], "analysis.correlations": ["lost_correlations"],
-    "analysis.pooling": ["pool"], "analysis.recovery": ["recover"],
+    "analysis.permutation": ["permutation_test"], "analysis.pooling": ["pool"], "analysis.recovery": ["recover"],
     "analysis.regression": ["pool_regression", "pool_terms"],
     "analysis.sensitivity": ["shift_imputed"], "analysis.wald": ["pool_wald"],
     "data.errors": ["DataError", "SchemaError"],

@@ -124,7 +124,7 @@ def with_posterior(vae, z_mean, z_var, x_mean, x_var):
     return vae
 
 
-def some_vae(space, kind, latent=2, measurements=3, time="a", joint=True):
+def some_vae(space, kind, latent=2, measurements=3, time="a", joint=True, by_row=False):
     """Return a small random model of one of the KINDS, for MIXED columns first."""
     torch.manual_seed(0)
     prior = FactorisedPrior(
@@ -144,7 +144,7 @@ def some_vae(space, kind, latent=2, measurements=3, time="a", joint=True):
         space, measurements, latent, Dense((8,), (8,)), decoder_sees_x=kind in ("normal", "conditional"),
         prior=latent_prior, covariate_prior=prior,
         covariate_posterior=AmortisedPosterior(space, measurements, prior, hidden=(8,)),
-        likelihood=Likelihood.gaussian(torch.ones(measurements)), joint=joint,
+        likelihood=Likelihood.gaussian(torch.ones(measurements), by_row=by_row), joint=joint,
     ).double()  # fmt: skip
 
 

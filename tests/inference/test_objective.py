@@ -119,9 +119,9 @@ def test_elbo_meets_the_likelihood_with_a_missing_category(monkeypatch):
 @pytest.mark.parametrize(
     "component", [Component(("t",)), Component(factors=(Factor("lin", ("t",)),))], ids=["gp", "lin"]
 )
-@pytest.mark.parametrize("instance", [False, True])
-def test_gp_elbo_never_exceeds_the_dense_likelihood(monkeypatch, instance, component):
-    """y = z + noise with a GP prior on z: log p(Y | X) is a dense normal."""
+@pytest.mark.parametrize(("instance", "by_row"), [(False, False), (True, False), (False, True), (True, True)])
+def test_gp_elbo_never_exceeds_the_dense_likelihood(monkeypatch, instance, by_row, component):
+    """y = z + noise with a GP prior on z: log p(Y | X) is a dense normal, also where the noise depends on x."""
     g = generator()
     space = CovariateSpace(("t",), (0,), (False,))
     terms = [component] + ([Component(instance=True)] if instance else [])
@@ -133,7 +133,7 @@ def test_gp_elbo_never_exceeds_the_dense_likelihood(monkeypatch, instance, compo
     vae = ConditionalVAE(
         space, 1, 1, Dense((), ()), decoder_sees_x=False, prior=prior, covariate_prior=factorised,
         covariate_posterior=AmortisedPosterior(space, 1, factorised),
-        likelihood=Likelihood.gaussian(torch.tensor([0.3])), joint=False,
+        likelihood=Likelihood.gaussian(torch.tensor([0.3]), by_row=by_row), joint=False,
     ).double()  # fmt: skip
     vae.decoder.network[0].weight.data.fill_(1.0)
     vae.decoder.network[0].bias.data.fill_(0.0)
@@ -143,7 +143,13 @@ def test_gp_elbo_never_exceeds_the_dense_likelihood(monkeypatch, instance, compo
     same = (patient[:, None] == patient).double()
     eye = torch.eye(n, dtype=torch.float64)
     covariance = (kernel(x, x, kernel.shared)[0] + kernel(x, x, kernel.own)[0] * same + prior.noise * eye).detach()
-    total = covariance + vae.likelihood.noise_variance.detach() * eye
+    noise = vae.likelihood.noise_variance.detach().expand(n)
+    if by_row:
+        vae.row_noise.linear.weight.data.copy_(torch.tensor([[0.0, 0.4]], dtype=torch.float64))  # of z and of x
+        floor = vae.likelihood.families["gaussian"].floor
+        noise = floor + (noise - floor) * torch.exp(2.0 * 4.0 * torch.tanh(0.4 * x[:, 0] / 4.0))
+        assert noise.max() > 3.0 * noise.min()
+    total = covariance + torch.diag(noise)
     truth = torch.distributions.MultivariateNormal(torch.zeros(n).double(), total).log_prob(y[:, 0])
     gain = covariance @ torch.linalg.inv(total)
     posterior = covariance - gain @ covariance

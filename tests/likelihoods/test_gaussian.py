@@ -5,7 +5,7 @@ import torch
 from torch.distributions import Normal, StudentT
 
 from lacova.likelihoods.base import NOISE_FLOOR
-from lacova.likelihoods.gaussian import Gaussian
+from lacova.likelihoods.gaussian import Gaussian, RowGaussian
 from tests.likelihoods.cases import assert_log_prob_is_that_of_torch, generator
 
 
@@ -84,3 +84,40 @@ def distribution(own_family, outputs, column):
 @pytest.mark.parametrize("column", [0, 1])
 def test_log_prob_is_that_of_torch(kind, column):
     assert_log_prob_is_that_of_torch(kind, column, distribution)
+
+
+def by_row(*raw):
+    """Return the family whose noise depends on the row, with these log-variances above the floor."""
+    noisy = RowGaussian(torch.ones(len(raw), dtype=torch.float64))
+    with torch.no_grad():
+        noisy.raw.copy_(torch.tensor(raw, dtype=torch.float64))
+    return noisy
+
+
+def test_noise_by_row_is_the_columns_own_where_its_log_is_0():
+    noisy, plain = by_row(0.3, -1.0), family(0.3, -1.0)
+    location, y = torch.randn(2, 5, 2, generator=generator(0), dtype=torch.float64)
+    outputs = torch.stack([location, torch.zeros_like(location)], -1)
+    assert torch.equal(noisy.log_prob(outputs, y), plain.log_prob(location, y))
+    assert torch.equal(noisy.variance(outputs), plain.noise_variance.expand(5, 2))
+    drawn = (f.sample(o, generator(1)) for f, o in ((noisy, outputs), (plain, location)))
+    assert torch.equal(*drawn)
+
+
+def test_noise_by_row_is_that_of_torch_and_bounded():
+    noisy = by_row(0.3, -1.0)
+    location, log_ratio, y = torch.randn(3, 50, 2, generator=generator(0), dtype=torch.float64)
+    outputs = torch.stack([location, 2.0 * log_ratio], -1)
+    raw = torch.tensor([0.3, -1.0], dtype=torch.float64)
+    sd = (NOISE_FLOOR + torch.exp(raw + 2.0 * 4.0 * torch.tanh(2.0 * log_ratio / 4.0))).sqrt()
+    expected = Normal(location, sd).log_prob(y)
+    torch.testing.assert_close(noisy.log_prob(outputs, y), expected, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(noisy.variance(outputs), sd**2, rtol=1e-8, atol=0)
+    wider = Normal(location, (sd**2 + 0.7).sqrt()).log_prob(y)
+    torch.testing.assert_close(noisy.log_prob(outputs, y, 0.7), wider, rtol=1e-8, atol=1e-8)
+    draws = noisy.sample(outputs[:3].expand(200_000, 3, 2, 2), generator(2))
+    torch.testing.assert_close(draws.var(0), sd[:3] ** 2, rtol=0.02, atol=0)
+    torch.testing.assert_close(draws.mean(0), location[:3], rtol=0, atol=0.02)
+    far = torch.tensor([[0.0, 1e6], [0.0, -1e6]], dtype=torch.float64)
+    ends = NOISE_FLOOR + (raw + torch.tensor([8.0, -8.0]).double()).exp()
+    torch.testing.assert_close(noisy.variance(far), ends, rtol=1e-8, atol=0)

@@ -37,13 +37,20 @@ CASES = {
     "VAE": Case(lambda s: lacova.VAE(s, latent_dim=2), visits_of(MIXED)),
     "MIWAE": Case(lambda s: lacova.MIWAE(s, latent_dim=2), Schema(MIXED, {}), {"importance": 4}),
     "NotMIWAE": Case(lambda s: lacova.NotMIWAE(s, latent_dim=2), Schema(NUMBERS, {}), {"importance": 4}),
+    "NotMIWAE, noise by row": Case(
+        lambda s: lacova.NotMIWAE(s, latent_dim=2, noise="row"), Schema(NUMBERS, {}), {"importance": 4}
+    ),
     "CVAE": Case(lambda s: lacova.CVAE(s, latent_dim=2), visits_of(MIXED)),
+    "CVAE, noise by row": Case(lambda s: lacova.CVAE(s, latent_dim=2, noise="row"), visits_of(MIXED)),
     "CVAE, weighted": Case(lambda s: lacova.CVAE(s, latent_dim=2), visits_of(MIXED), {"importance": 3}),
     "CVAE, rows weighted": Case(
         lambda s: lacova.CVAE(s, latent_dim=2, latent_prior="conditional"), Schema(NUMBERS, COVARIATES),
         {"importance": 3},
     ),
     "GPPriorVAE": Case(lambda s: lacova.GPPriorVAE(s, latent_dim=2, inducing=4), visits_of(MIXED)),
+    "GPPriorVAE, noise by row": Case(
+        lambda s: lacova.GPPriorVAE(s, latent_dim=2, inducing=4, patient_effects=False, noise="row"), visits_of(MIXED)
+    ),
     "GPPriorVAE, weighted": Case(
         lambda s: lacova.GPPriorVAE(s, latent_dim=2, inducing=4), visits_of(MIXED), {"importance": 3}
     ),
@@ -54,10 +61,12 @@ CASES = {
     "GPPVAE": Case(lambda s: lacova.GPPVAE(s, latent_dim=2, inducing=4), visits_of(MIXED)),
     "GPPVAE, objects": Case(lambda s: lacova.GPPVAE(s, latent_dim=2, inducing=4, objects=["age"]), visits_of(NUMBERS)),
     "GPVAE": Case(lambda s: lacova.GPVAE(s, latent_dim=2), visits_of(MIXED)),
+    "GPVAE, noise by row": Case(lambda s: lacova.GPVAE(s, latent_dim=2, noise="row"), visits_of(NUMBERS)),
     "GPVAE, weighted": Case(
         lambda s: lacova.GPVAE(s, latent_dim=2, kernel="se"), visits_of(NUMBERS), {"importance": 3}
     ),
     "HIVAE": Case(lambda s: lacova.HIVAE(s, latent_dim=2, components=2), visits_of(MIXED)),
+    "HIVAE, noise by row": Case(lambda s: lacova.HIVAE(s, latent_dim=2, noise="row"), visits_of(MIXED)),
     "HIVAE, weighted": Case(lambda s: lacova.HIVAE(s, latent_dim=2), Schema(MIXED, {}), {"importance": 3}),
 }  # fmt: skip
 

@@ -42,6 +42,8 @@ def networks(name, *configuration):
         (["settings"], [], "its settings cannot be read"),
         (["schema", "measurements"], [["alt"], "ast"], "a column is named by something other than text"),
         (["settings", "noise_floor"], {"float": "inf"}, "noise_floor is not finite"),
+        (["settings", "noise"], "rows", "noise is 'rows'; expected 'column' or 'row'"),
+        (["settings", "noise"], "row", "patient effects cannot be combined"),
         (["settings", "prior"], "*".join(f"gp(x{k})" for k in range(40)), "its formula is no plain sum of products"),
         (["settings", "prior"], ":".join(["(gp(day) + gp(age))"] * 60), "its formula is no plain sum of products"),
         (["settings", "prior"], " + ".join(["gp(day)"] * 9000), "its formula is no plain sum of products"),

@@ -23,11 +23,11 @@ from reproduction.data import Sources, study
 from reproduction.findings import PAGE, findings
 from reproduction.limit import DigitsConditional, TrialConditional
 from reproduction.markdown import appendix_of
-from reproduction.pool import Outcome, work
 from reproduction.scores import covariate_scores, plugin_nll
 from reproduction.summary import Figure, by_seed, checks, frame, gap_closed, published
 
 import lacova
+from lacova.analysis.workers import Outcome, work
 from lacova.datasets import mask_at_random
 from lacova.datasets.digits import draw_covariates
 from reproduction import config, results

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 import math
 import os
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -18,7 +16,7 @@ import pandas as pd
 from lacova import __version__
 from lacova.analysis.folds import Fold, assign_folds, make_fold
 from lacova.analysis.held_out import IMPUTED, PREDICTED, held_out_scores
-from lacova.analysis.result_file import ResultFile
+from lacova.analysis.result_file import ResultFile, digest_of, key_of, roles_of
 from lacova.data.columns import require_columns
 from lacova.data.errors import DataError, SchemaError, hint
 from lacova.data.io.dataframes import to_pandas
@@ -111,11 +109,11 @@ def compare(
         raise ValueError(f"validation_share is {validation_share!r}; expected a share of at least 0 and below 1.")
     if whole_number(draws) < 2:
         raise ValueError(f"draws is {draws}; expected at least 2, as CRPS compares draws with each other.")
-    _check_options(options)
+    check_options(options)
     entries = list(_entries(models, schema))
     fold = assign_folds(frame, schema, folds, seed)
     settings = {"hide": hide, "validation_share": validation_share, "draws": draws, "seed": seed, "folds": folds}
-    common = {"version": __version__, "data": _digest(frame, schema), "schema": repr(_roles(schema)), **settings}
+    common = {"version": __version__, "data": digest_of(frame, schema.columns), "schema": roles_of(schema), **settings}
     results = ResultFile(checkpoint)
     by_model: dict[str, list[dict[str, Any]]] = {entry.label: [] for entry in entries}
     with progress_bar(len(entries) * folds, progress) as bar:
@@ -125,7 +123,7 @@ def compare(
                 if bar is not None:
                     bar.advance_to(k * len(entries) + number, f"{entry.label}, fold {k + 1}")
                 training = {**options, **entry.options}
-                key = _key({**common, "model": identity(entry.model), "training": training, "fold": k})
+                key = key_of({**common, "model": identity(entry.model), "training": training, "fold": k})
                 if key not in results.lines:
                     part = part or make_fold(frame, schema, fold, k, hide, validation_share, seed)
                     scores = _fitted_scores(entry, part, schema, training, draws, seed + k, device)
@@ -210,29 +208,12 @@ def _entry(label: str | None, specification: Any, schema: Schema) -> _Entry:
     return _Entry(label or model_class(name).__name__, *make_model(name, schema, settings))
 
 
-def _check_options(options: Mapping[str, Any]) -> None:
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse what is no option of training."""
     strange = [name for name in options if name not in OPTIONS]
     if strange:
         raise ValueError(f"option {strange[0]!r} is none of training.{hint(strange, OPTIONS)} See lacova.FitOptions.")
     FitOptions(**options)
-
-
-def _digest(frame: pd.DataFrame, schema: Schema) -> str:
-    """Hash the columns of the schema, in the order of the rows."""
-    digest = hashlib.sha256()
-    for name in schema.columns:
-        digest.update(f"{name}:{frame[name].dtype};".encode())
-        digest.update(pd.util.hash_pandas_object(frame[name], index=False).to_numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _roles(schema: Schema) -> dict[str, Any]:
-    return {field.name: getattr(schema, field.name) for field in fields(schema)}
-
-
-def _key(fit: Mapping[str, Any]) -> str:
-    """Hash everything that a fit and its scores depend on."""
-    return hashlib.sha256(json.dumps(fit, sort_keys=True, default=repr).encode()).hexdigest()
 
 
 def _plain(value: float) -> float | None:

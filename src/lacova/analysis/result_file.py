@@ -1,28 +1,38 @@
-"""Results of a comparison on disk, one line of JSON per fit, so that an interrupted comparison can be continued."""
+"""Results of many fits on disk, one line of JSON per fit, so that what was interrupted can be continued."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from lacova.data.errors import DataError
+import pandas as pd
 
-FILE = "comparison.jsonl"  # within a folder
+from lacova.data.errors import DataError
+from lacova.data.schema import Schema
+
 LINE_START = b'{"key": '
 
 
 class ResultFile:
-    """Results by key, in memory and, with a path, in a file to which lines are only ever appended."""
+    """Results by key, in memory and, with a path, in a file to which lines are only ever appended.
 
-    def __init__(self, path: str | os.PathLike[str] | None) -> None:
+    Args:
+        path: the file, or a folder for one; None keeps results in memory only.
+        what: what the results are of; the file in a folder is called so.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None, what: str = "comparison") -> None:
         self.lines: dict[str, dict[str, Any]] = {}
-        self.path = None if path is None else Path(path)
+        self.path, self._what = None if path is None else Path(path), what
         if self.path is None:
             return
         if self.path.is_dir():
-            self.path = self.path / FILE
+            self.path = self.path / f"{what}.jsonl"
         if not self.path.parent.is_dir():
             raise DataError(
                 f"there is no folder {self.path.parent} for the checkpoint {self.path.name}; make it first."
@@ -42,7 +52,7 @@ class ResultFile:
             self.lines[line["key"]] = line
         except (ValueError, KeyError, TypeError):
             raise DataError(
-                f"line {number} of {self.path} is no line of a comparison: {text[:60].decode(errors='replace')!r}; "
+                f"line {number} of {self.path} is no line of a {self._what}: {text[:60].decode(errors='replace')!r}; "
                 "name another checkpoint, or remove that line, and it is computed again."
             ) from None
 
@@ -55,3 +65,22 @@ class ResultFile:
             out.write((json.dumps(line, allow_nan=False) + "\n").encode())
             out.flush()
             os.fsync(out.fileno())
+
+
+def key_of(fit: Mapping[str, Any]) -> str:
+    """Hash everything that a fit and its results depend on."""
+    return hashlib.sha256(json.dumps(fit, sort_keys=True, default=repr).encode()).hexdigest()
+
+
+def digest_of(frame: pd.DataFrame, columns: Sequence[str]) -> str:
+    """Hash some columns of a table, in the order of the rows."""
+    digest = hashlib.sha256()
+    for name in columns:
+        digest.update(f"{name}:{frame[name].dtype};".encode())
+        digest.update(pd.util.hash_pandas_object(frame[name], index=False).to_numpy().tobytes())
+    return digest.hexdigest()
+
+
+def roles_of(schema: Schema) -> str:
+    """Return the roles of all columns as text."""
+    return repr({field.name: getattr(schema, field.name) for field in fields(schema)})

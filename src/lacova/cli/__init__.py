@@ -17,6 +17,7 @@ from lacova.cli import (
     effects,
     fit,
     impute,
+    permute,
     pool,
     predict,
     report,
@@ -36,7 +37,7 @@ app = typer.Typer(
 COMMANDS: dict[str, Callable[..., None]] = {
     "study": study.study, "schema": schema.schema, "fit": fit.fit, "impute": impute.impute, "shift": shift.shift,
     "pool": pool.pool, "predict": predict.predict, "effects": effects.effects, "whatif": whatif.whatif,
-    "filter": filter_visits.filter_visits, "score": score.score, "compare": compare.compare,
+    "permute": permute.permute, "filter": filter_visits.filter_visits, "score": score.score, "compare": compare.compare,
     "describe": describe.describe, "report": report.report, "demo": demo.demo,
 }  # fmt: skip
 

@@ -103,7 +103,8 @@ def importance_sample(
     prior = vae.prior.density(z, x, batch, q_z.chain) if by_patient else LatentPrior.density(vae.prior, z, x, batch)
     log_likelihood, y = _log_likelihood(vae, batch, x, outputs, by_patient), None
     if vae.missingness is not None and eps.y is not None:
-        y = torch.where(batch.y_mask, batch.y, outputs + vae.likelihood.noise_variance.sqrt() * eps.y)
+        noise = vae.likelihood.gaussian_variance(outputs).sqrt() * eps.y
+        y = torch.where(batch.y_mask, batch.y, vae.likelihood.mean(outputs) + noise)
         log_likelihood = log_likelihood + vae.missingness.log_prob(y, batch.y_mask)
     log_q_levels = x.new_zeros(draws, n)
     if vae.space.categorical:

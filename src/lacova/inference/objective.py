@@ -40,6 +40,7 @@ class Terms:
         statistics: the input of a natural-gradient step of the GP prior.
         information: the same of the fixed effects' coefficients.
         gain: what weighting K draws against each other adds to their mean; 0 for the evidence lower bound.
+        penalty: −log p of the weights of noise that depends on the row; not part of the bound, 0 without such noise.
         masked_log_prob: log q of observed covariates that were masked; not part of the bound, 0 without masking.
     """
 
@@ -50,6 +51,7 @@ class Terms:
     statistics: NaturalStatistics | None = None
     gain: float | Tensor = 0.0
     masked_log_prob: float | Tensor = 0.0
+    penalty: float | Tensor = 0.0
     information: Tensor | None = None
 
     @cached_property
@@ -63,7 +65,8 @@ class Terms:
 
     def loss(self, latent_weight: float | Tensor, masked_weight: float) -> Tensor:
         """Return what a training step minimises: −elbo, with the latent KL and the masked covariates weighted."""
-        return (latent_weight - 1.0) * self.kl_latent - self.elbo - masked_weight * self.masked_log_prob
+        weighted = (latent_weight - 1.0) * self.kl_latent - masked_weight * self.masked_log_prob
+        return weighted - self.elbo + self.penalty
 
     def stacked(self) -> Tensor:
         """Return the TERMS as one tensor, detached."""
@@ -124,7 +127,7 @@ def bound(
         else:
             rows = vae.latents(batch, eps.dropped_y, factorisation)
             q_z, z = rows.at(scenarios.row) if vae.prior.by_scenario else rows, rows.draw(eps.z)
-            z = z[scenarios.sample, scenarios.row] if vae.decoder_sees_x else z
+            z = z[scenarios.sample, scenarios.row] if vae.outputs_see_x else z
         prior = vae.prior.kl(scenarios, batch, q_z, q_x)
         fixed_part = vae.fixed_part(batch, q_x.detach())
         reconstruction = _reconstruction(vae, batch, scenarios, z, fixed_part, factorisation)
@@ -134,6 +137,8 @@ def bound(
             batch.scale * reconstruction, prior.latent, inducing, kl_covariates, prior.statistics,
             information=information,
         )  # fmt: skip
+    if vae.row_noise is not None:
+        terms = replace(terms, penalty=vae.row_noise.penalty())
     if masked is None or q_masked is None:
         return terms
     log_q = batch.scale * masked_log_prob(q_masked, batch, masked, vae.space)

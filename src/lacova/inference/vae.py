@@ -24,6 +24,7 @@ from lacova.likelihoods.missingness import Missingness
 from lacova.likelihoods.random_effects import Factorisation, RandomIntercepts
 from lacova.nn.latents import Latents
 from lacova.nn.networks import Encoder, Networks
+from lacova.nn.row_noise import RowNoise
 from lacova.priors.base import LatentPrior
 
 ENCODING_DRAWS = 50  # completions of x over which the moments of q(z) are taken
@@ -86,6 +87,8 @@ class ConditionalVAE(nn.Module):
         self.encoder = networks.build_encoder(self.measurements, features, latent_dim)
         inputs = latent_dim + (space.width if decoder_sees_x else 0)
         self.decoder = networks.build_decoder(inputs, self.measurements.output_width)
+        columns = len(self.measurements.columns("gaussian"))
+        self.row_noise = RowNoise(latent_dim + space.width, columns) if likelihood.by_row else None
         self.likelihood = likelihood
         self.random_effects = random_effects
         self.missingness = missingness
@@ -97,6 +100,11 @@ class ConditionalVAE(nn.Module):
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
+
+    @property
+    def outputs_see_x(self) -> bool:
+        """Whether p(y | z, x) depends on x: by the decoder, or by noise that depends on the row."""
+        return self.decoder_sees_x or self.row_noise is not None
 
     @property
     def width(self) -> int:
@@ -129,8 +137,8 @@ class ConditionalVAE(nn.Module):
         """Return which scenarios the bound sums over for a batch with this mask and these patients, on the host."""
         return plan(
             x_mask, patient, self.space, couple=self.couples_scenarios, samples=samples, cap=cap,
-            every_unit=self.decoder_sees_x or self.joint, columns=self.prior.scenario_columns,
-            integrate=self.prior.integrates,
+            every_unit=self.outputs_see_x or self.joint,
+            columns=None if self.outputs_see_x else self.prior.scenario_columns, integrate=self.prior.integrates,
         )  # fmt: skip
 
     def draw_eps(self, batch: Batch, samples: int, generator: torch.Generator, dropout: float = 0.0) -> StandardDraws:
@@ -224,10 +232,10 @@ class ConditionalVAE(nn.Module):
         return self.random_effects.factorise(*self.likelihood.gaussian_part(zeros, batch)[1:])
 
     def decode(self, z: Tensor, x: Tensor) -> Tensor:
-        """Return the decoder's outputs for latent values z (K×L) and completed x (K×Q)."""
-        inputs = torch.cat([z, self.space.values(x)], dim=1) if self.decoder_sees_x else z
-        outputs: Tensor = self.decoder(inputs)
-        return outputs
+        """Return the decoder's outputs for latent values z (K×L) and completed x (K×Q), and those of the noise."""
+        both = torch.cat([z, self.space.values(x)], dim=1) if self.outputs_see_x else z
+        outputs: Tensor = self.decoder(both if self.decoder_sees_x else z)
+        return outputs if self.row_noise is None else torch.cat([outputs, self.row_noise(both)], dim=1)
 
     def observe(
         self, outputs: Tensor, batch: Batch, generator: torch.Generator, fixed_part: FixedPart | None = None

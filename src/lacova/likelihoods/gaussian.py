@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,11 @@ from lacova.likelihoods.base import (
     FamilyColumns,
     log_normal_density,
     observed_moments,
+    soft_clamp,
     standard_normal,
 )
 
+MAX_LOG_RATIO = 4.0  # of the standard deviation of a row to that of its column
 MAX_FREEDOM = 100.0  # degrees of freedom at which a t-distribution is as good as normal
 
 
@@ -71,6 +73,29 @@ class Gaussian(Family):
 
     def _raw(self, var: Tensor) -> Tensor:
         return (var - self.floor).clamp_min(self.floor).log()
+
+
+class RowGaussian(Gaussian):
+    """Normal noise whose variance depends on the row, σ_id² = floor + exp(ρ_d + 2h_id) with |h| < 4.
+
+    A column has two outputs: its location, and h, which is 0 where the noise is the column's own.
+    """
+
+    outputs: ClassVar[int | None] = 2
+
+    def log_prob(self, outputs: Tensor, y: Tensor, extra: float | Tensor = 0.0) -> Tensor:
+        """Return log N(y | location, σ_id² + extra)."""
+        return log_normal_density(y - self.mean(outputs), self.variance(outputs) + extra)
+
+    def sample(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
+        location = self.mean(outputs)
+        return location + self.variance(outputs).sqrt() * standard_normal(location, generator)
+
+    def mean(self, outputs: Tensor) -> Tensor:
+        return outputs[..., 0]
+
+    def variance(self, outputs: Tensor) -> Tensor:
+        return self.floor + (self.raw + 2.0 * soft_clamp(outputs[..., 1], MAX_LOG_RATIO)).exp()
 
 
 @register("student")

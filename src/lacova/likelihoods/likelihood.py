@@ -17,7 +17,7 @@ from lacova.data.table import Table
 from lacova.likelihoods.base import NOISE_FLOOR, Family, FamilyColumns
 from lacova.likelihoods.categorical import LevelFamily as LevelFamily
 from lacova.likelihoods.counts import Poisson as Poisson
-from lacova.likelihoods.gaussian import Gaussian
+from lacova.likelihoods.gaussian import Gaussian, RowGaussian
 
 Index = Tensor | slice
 ALL = slice(None)
@@ -40,23 +40,29 @@ class Likelihood(nn.Module):
     Args:
         space: layout of Y.
         floor: least noise variance of scaled numbers.
+        by_row: whether the noise of Gaussian columns depends on the row. Its logs then follow the decoder's outputs, in
+            the order of the columns.
     """
 
-    def __init__(self, space: MeasurementSpace, floor: float = NOISE_FLOOR) -> None:
+    def __init__(self, space: MeasurementSpace, floor: float = NOISE_FLOOR, by_row: bool = False) -> None:
         super().__init__()
-        self.space, self.plain = space, space.plain
+        self.space, self.by_row = space, by_row and "gaussian" in space.families
+        self.plain = space.plain and not self.by_row
         self.families = nn.ModuleDict()
         for kind in space.family_names:
             columns = space.columns(kind)
             info = FamilyColumns(
                 tuple(space.levels[d] for d in columns), tuple(space.limits[d] for d in columns), noise_floor=floor
             )
-            family = cast(type[Family], lookup("family", kind))
+            noisy = self.by_row and kind == "gaussian"
+            family = RowGaussian if noisy else cast(type[Family], lookup("family", kind))
             if hasattr(nn.ModuleDict, kind):
                 raise ValueError(f"a family cannot be called {kind!r}, which torch uses itself; register another name.")
             self.families[kind] = family.build(info)
             if not self.plain:
                 outputs = [space.outputs[d] for d in columns]
+                if noisy:
+                    outputs = [(*own, space.output_width + k) for k, own in enumerate(outputs)]
                 width = max(map(len, outputs))
                 padded = torch.tensor([[*own, *own[-1:] * (width - len(own))] for own in outputs])
                 places = padded if family.outputs != 1 else padded[:, 0]
@@ -64,16 +70,18 @@ class Likelihood(nn.Module):
                 self.register_buffer(f"{kind}_outputs", places, persistent=False)
 
     @classmethod
-    def gaussian(cls, noise_variance: Tensor, floor: float = NOISE_FLOOR) -> Likelihood:
+    def gaussian(cls, noise_variance: Tensor, floor: float = NOISE_FLOOR, by_row: bool = False) -> Likelihood:
         """Return the likelihood of Gaussian columns with these noise variances (D,)."""
-        likelihood = cls(MeasurementSpace.of(len(noise_variance)), floor)
-        likelihood.families["gaussian"] = Gaussian(noise_variance, floor)
+        likelihood = cls(MeasurementSpace.of(len(noise_variance)), floor, by_row)
+        likelihood.families["gaussian"] = (RowGaussian if by_row else Gaussian)(noise_variance, floor)
         return likelihood
 
     @classmethod
-    def learn(cls, space: MeasurementSpace, table: Table, floor: float = NOISE_FLOOR) -> Likelihood:
+    def learn(
+        cls, space: MeasurementSpace, table: Table, floor: float = NOISE_FLOOR, by_row: bool = False
+    ) -> Likelihood:  # fmt: skip
         """Return the likelihood of a space, started from the observed entries of a table."""
-        likelihood = cls(space, floor)
+        likelihood = cls(space, floor, by_row)
         for group in likelihood._groups():
             group.family.initialise(table.y[:, group.columns], table.y_mask[:, group.columns])
         return likelihood
@@ -131,7 +139,7 @@ class Likelihood(nn.Module):
 
     @property
     def noise_variance(self) -> Tensor:
-        """Noise variances of the Gaussian columns (n,)."""
+        """Noise variances of the Gaussian columns (n,); where noise depends on the row, those about which it varies."""
         return self._gaussian.noise_variance
 
     def set_noise_variance(self, variance: Tensor) -> None:
@@ -164,7 +172,8 @@ class Likelihood(nn.Module):
         var = outputs.new_zeros(*outputs.shape[:-1], len(self.space))
         if "gaussian" in self.families:
             columns = self._gaussian_index[0]
-            var[..., columns] = self.noise_variance
+            places = self._gaussian_index[1]
+            var[..., columns] = self._gaussian.variance(outputs[..., places])
             if extra is not None:
                 var[..., columns] += extra
         return var

@@ -30,6 +30,7 @@ from lacova.models.builder import infers_covariates
 from lacova.models.checks import whole_number
 from lacova.models.fitting import fit_process
 from lacova.models.inference import Inference
+from lacova.models.requirements import require_noise
 from lacova.models.snapshot import take_apart
 from lacova.nn.networks import Networks, resolve
 from lacova.priors.base import LatentPrior
@@ -61,6 +62,9 @@ class Model(Inference, ABC):
         covariate_prior: domain knowledge that replaces the observed moments or frequencies of some covariates:
             `{"height": (170, 10), "sex": {"f": 0.5, "m": 0.5}}`; for "factorised" and "paper".
         noise_floor: least noise variance of a (scaled) measurement.
+        noise: of Gaussian and log-normal measurements. "column": each has a variance of its own, the same in all rows.
+            "row": it is multiplied by a function of z and x, which is learnt; see docs/observation.md. This leaves out
+            random effects.
 
     Attributes:
         training: a pandas DataFrame with a line per epoch, None before `fit`; see below.
@@ -89,7 +93,7 @@ class Model(Inference, ABC):
         scaling: Scaling = "standard",
         covariates: Covariates | type[CovariatePrior] | partial[CovariatePrior] = "joint",
         covariate_prior: Mapping[str, object] | None = None, noise_floor: float = NOISE_FLOOR,
-        joint_posterior: bool | None = None,
+        joint_posterior: bool | None = None, noise: Literal["column", "row"] = "column",
     ) -> None:  # fmt: skip
         latent_dim = whole_number(latent_dim, "latent_dim")
         if covariates not in get_args(Covariates):
@@ -104,6 +108,7 @@ class Model(Inference, ABC):
         check_scaling(scaling)
         if not noise_floor > 0:
             raise ValueError(f"noise_floor must be positive, got {noise_floor!r}.")
+        require_noise(schema, noise)
         self.schema = schema
         self._families = _families_of_others(schema)  # pickled by reference: other processes then import their modules
         self.latent_dim = latent_dim
@@ -112,6 +117,7 @@ class Model(Inference, ABC):
         self.covariates: Any = covariates
         self.covariate_prior = dict(covariate_prior or {})
         self.noise_floor = noise_floor
+        self.noise: str = noise
         self.joint_posterior = joint_posterior
         self.encoder: TableEncoder | None = None
         self.fill: Fill | None = None
@@ -283,6 +289,8 @@ class Model(Inference, ABC):
         if shown := [f"{name} ({kind})" for name, kind in self.schema.covariates.items()]:
             lines["covariates"] = f"{len(shown)}: {_shortened(shown)}"
             lines["gaps in covariates"] = _prior_name(self.covariates)
+        if self.noise == "row":
+            lines["noise"] = "depends on the row"
         for role in ("instance", "time", "static"):
             if value := getattr(self.schema, role):
                 lines[role] = value if isinstance(value, str) else ", ".join(value)

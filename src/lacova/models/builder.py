@@ -37,6 +37,7 @@ class Blueprint(Protocol):
     covariates: Any
     covariate_prior: dict[str, object]
     noise_floor: float
+    noise: str
     decoder_sees_x: bool
 
     @property
@@ -62,7 +63,7 @@ def build(model: Blueprint, encoder: TableEncoder, table: Table, seed: int) -> C
     kind = _covariate_prior(model)
     prior = marginal if kind is FactorisedPrior else kind.from_table(space, table, _time(model, encoder), seed)
     latent = model._latent_prior(encoder, partial(_inducing_inputs, encoder, table, marginal, seed))
-    likelihood = Likelihood.learn(encoder.measurements, table, model.noise_floor)
+    likelihood = Likelihood.learn(encoder.measurements, table, model.noise_floor, by_row=model.noise == "row")
     if not _uses_random_effects(model, encoder):
         return _join(model, encoder, marginal, prior, latent, likelihood, None, model._missingness(encoder, table))
     gaussian = encoder.measurements.columns("gaussian")
@@ -91,7 +92,7 @@ def build_blank(model: Blueprint, encoder: TableEncoder, sizes: Mapping[str, Any
     ones, effects = torch.ones(len(encoder.measurements.columns("gaussian"))), None
     if _uses_random_effects(model, encoder):
         effects = _random_effects(model, encoder, ones, ones, ones)
-    likelihood = Likelihood(encoder.measurements, model.noise_floor)
+    likelihood = Likelihood(encoder.measurements, model.noise_floor, by_row=model.noise == "row")
     return _join(model, encoder, marginal, prior, latent, likelihood, effects, model._missingness(encoder, None))
 
 

@@ -111,6 +111,20 @@ class GPPriorVAE(Model):
                 f'{sampled.formula(schema)!r}; use expectation="sample".'
             )
         self.inducing = whole_number(inducing, "inducing")
+        if self.noise == "row":
+            self._check_row_noise()
+
+    def _check_row_noise(self) -> None:
+        """Refuse noise that depends on the row where a bound is in closed form that takes it for constant."""
+        if self.expectation == "exact":
+            raise ValueError(
+                "noise='row' depends on missing covariates, which expectation='exact' integrates out; use "
+                "expectation='sample', or noise='column'."
+            )
+        if self._has_random_effects:
+            raise ValueError(
+                "noise='row' and patient effects cannot be combined; use patient_effects=False, or noise='column'."
+            )
 
     @property
     def _has_random_effects(self) -> bool:

@@ -27,6 +27,17 @@ def require_roles(model: object, schema: Schema, *roles: Literal["instance", "ti
             )
 
 
+def require_noise(schema: Schema, noise: str) -> None:
+    """Refuse an unknown kind of noise, and noise by row where no measurement can have it."""
+    if noise not in ("column", "row"):
+        raise ValueError(f"noise is {noise!r}; expected 'column' or 'row'.")
+    kinds = [schema.kinds.get(name, "gaussian") for name in schema.measurements]
+    if noise == "row" and not {"gaussian", "lognormal"} & set(kinds):
+        raise ValueError(
+            "noise='row' is for Gaussian and log-normal measurements, and the schema has none; use noise='column'."
+        )
+
+
 def check_covariates(schema: Schema, word: str, names: Iterable[str]) -> tuple[str, ...]:
     """Return names that must be covariates, each once; `word` is the argument they were given as."""
     if isinstance(names, str):

@@ -82,7 +82,8 @@ class Step:
         batch, plan, masked, part = training_batch
         terms = self.bound(self.vae, batch, plan, eps, masked, options.importance > 1)
         if part is not None:
-            terms = replace(terms, kl_inducing=part.once * terms.kl_inducing)
+            once = part.once
+            terms = replace(terms, kl_inducing=once * terms.kl_inducing, penalty=once * terms.penalty)
         loss, values = terms.loss(weight, options.masked_loss), terms.stacked()
         self.vae.zero_grad(set_to_none=True)
         (loss / self.length).backward()

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
@@ -22,8 +22,8 @@ class Outcome(NamedTuple):
 
 
 def work(
-    function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], workers: int, going: Callable[[], bool]
-) -> Iterator[Outcome]:
+    function: Callable[..., Any], tasks: Iterable[tuple[Any, ...]], workers: int, going: Callable[[], bool]
+) -> Generator[Outcome, None, None]:
     """Yield the outcomes of `function(*task)` in the order in which they finish, computed in `workers` new processes.
 
     `going` is called before each task begins; once it returns False, only the tasks under way are finished. Closing the
@@ -49,14 +49,17 @@ def work(
     try:
         hand_out()
         while busy:
-            for here in wait(list(busy)):
+            ready = wait(list(busy))
+            for here in [own for own in busy if own in ready]:
                 process, place = busy.pop(here)
+                result: Any = None
+                error: str | None
                 try:
                     result, error = here.recv()
                     idle.append((here, process))
                 except EOFError:
                     process.join()
-                    result, error = None, f"its process ended with exit code {process.exitcode}"
+                    error = f"its process ended with exit code {process.exitcode}"
                 yield Outcome(place, result, error)
             hand_out()
     finally:
@@ -75,6 +78,7 @@ def _serve(function: Callable[..., Any], pipe: Connection) -> None:
             task = pipe.recv()
         except EOFError:
             return
+        outcome: tuple[Any, str | None]
         try:
             outcome = function(*task), None
         except Exception:

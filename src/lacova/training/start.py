@@ -18,6 +18,9 @@ from lacova.inference.vae import ConditionalVAE, Lines
 from lacova.likelihoods.random_effects import DriftingIntercepts, RandomIntercepts
 from lacova.nn.adam import Adam
 from lacova.nn.networks import Decoder
+from lacova.priors.gp.prior import GPPrior
+from lacova.training.options import FEW_ROWS
+from lacova.training.start_prior import regress_on_kernel, set_prior, signals, solve
 
 ITERATIONS = 30
 MAX_ENTRIES = 500_000  # of the measurements that enter
@@ -60,7 +63,8 @@ def start_from_factors(vae: ConditionalVAE, table: Table, seed: int) -> None:
     decoder, columns = vae.decoder, vae.measurements.columns("gaussian")
     count = min(identifiable_factors(len(columns)), vae.latent_dim)
     regress = vae.decoder_sees_x and bool(vae.space.names)
-    if not isinstance(decoder, Decoder) or decoder.linear is None or not columns or not (count or regress):
+    kernel = _regresses_on_kernel(vae, table)
+    if not isinstance(decoder, Decoder) or decoder.linear is None or not columns or not (count or regress or kernel):
         return
     generator = torch.Generator().manual_seed(seed)
     batches = Batches(vae.condition(table))
@@ -76,10 +80,56 @@ def start_from_factors(vae: ConditionalVAE, table: Table, seed: int) -> None:
     if vae.random_effects is not None:
         _start_patient_factors(vae.random_effects, residual, mask, batch, generator)
         residual, mask = _within_patients(residual, mask, batch)
+    if kernel:
+        _start_from_kernel(vae, decoder.linear, batch, columns, centre, residual, mask, generator)
+        return
     factors = fit_factors(residual, mask, count, generator)
     _set_decoder(vae, decoder.linear, columns, centre, factors, coefficients)
     if count and not hasattr(vae.encoder, "latents"):  # an encoder that couples rows learns by itself
         _teach_encoder(vae, batch, *factors.posterior(residual, mask), generator)
+
+
+def _regresses_on_kernel(vae: ConditionalVAE, table: Table) -> bool:
+    """Return whether a GP prior of independent rows starts from a regression on its kernel: on few rows."""
+    prior = vae.prior
+    return isinstance(prior, GPPrior) and not vae.couples_rows and table.patient is None and len(table) < FEW_ROWS
+
+
+@torch.no_grad()
+def _start_from_kernel(
+    vae: ConditionalVAE, linear: torch.nn.Linear, batch: Batch, columns: list[int], centre: Tensor, residual: Tensor,
+    mask: Tensor, generator: torch.Generator,
+) -> None:  # fmt: skip
+    """Start from y = μ + W_f f(x) + W z + ε: f by a regression on the kernel, and z the factors of what it leaves."""
+    prior = vae.prior
+    assert isinstance(prior, GPPrior)
+    x = (batch.x if batch.x_mask.all() else vae.covariate_prior.draw(batch, 1, generator)[0]).to(prior.dtype)
+    regression, a = regress_on_kernel(prior, x, residual, mask)
+    of_x = signals(regression, a, min(vae.latent_dim, len(columns)))
+    left = (residual - of_x.mean @ of_x.loadings.mT) * mask
+    count = min(identifiable_factors(len(columns)), vae.latent_dim - len(of_x.noise))
+    factors = fit_factors(left, mask, count, generator)
+    own = of_x.loadings * of_x.noise.sqrt()
+    noise = torch.maximum(factors.noise - own.square().sum(1), LEAST_NOISE * factors.noise)
+    both = Factors(torch.cat([own, factors.loadings], dim=1), noise)
+    mean, covariance = both.posterior(left, mask)
+    scale = torch.cat([of_x.noise.sqrt(), torch.ones(factors.loadings.shape[1])])
+    r = len(of_x.noise)
+    mean = scale * mean
+    mean[:, :r] += of_x.mean
+    covariance = scale[:, None] * covariance * scale
+    set_prior(prior, of_x)
+    latents = torch.zeros(len(batch), vae.latent_dim, dtype=mean.dtype)
+    latents[:, : mean.shape[1]] = mean
+    solve(prior, x, latents)
+    outputs = [vae.measurements.outputs[d][0] for d in columns]
+    linear.weight[outputs] *= UNUSED
+    _set_decoder(vae, linear, columns, centre, Factors(torch.cat([of_x.loadings, factors.loadings], dim=1), noise), None)
+    with torch.enable_grad():
+        _teach_encoder(vae, batch, mean, covariance, generator)
+
+
+UNUSED = 0.0
 
 
 def identifiable_factors(columns: int) -> int:

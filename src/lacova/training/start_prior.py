@@ -1,0 +1,142 @@
+"""A start of a Gaussian-process prior on few rows: what x explains of the measurements, in closed form.
+
+y_d = μ_d + f_d(x) + ε_d with f_d a Gaussian process of the prior's kernel and ε_d ~ N(0, ψ_d). Length-scales are those
+of the largest evidence on a short list, and f has the mean of its posterior. The f_d of all measurements are a few
+patterns, which latent dimensions take over: z_l = f_l(x) + N(0, σ_z²) with q(v) at its optimum. A table of a few dozen
+rows has a few dozen steps, in which gradients would find none of this.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lacova.priors.gp.bounds import project, row_statistics
+from lacova.priors.gp.prior import GPPrior
+
+LOG_LENGTHSCALES = (0.0, 0.5, 1.0, 1.5, 2.0)  # in standard deviations of the covariate
+# Prior of a log length-scale on the list: normal. A few dozen rows say little of it, and short ones fit the noise.
+LOG_LENGTHSCALE_MEAN, LOG_LENGTHSCALE_SD = 1.5, 0.5
+RATIOS = torch.logspace(-2, 4, 25, dtype=torch.float64)  # s²/ψ, variance of f over that of the noise
+SHARE_OF_NOISE = 0.5  # of ψ that z takes over as σ_z²
+LEAST_SHARE = 0.05  # of what x explains: a smaller pattern has no dimension
+_LOG_2PI = math.log(2.0 * math.pi)
+IDLE_VARIANCE, IDLE_NOISE = 0.1, 0.9  # kernel variance and σ_z² of dimensions that x does not explain
+
+
+class Regression(NamedTuple):
+    """Gaussian-process regression of D measurements, with M inducing values under a kernel of variance 1.
+
+    Attributes:
+        coefficients: the posterior mean of v (M×D).
+        variance: s² (D,), the prior variance of f and of each entry of v.
+        noise: ψ (D,).
+        evidence: a lower bound of log p(y_o | x), summed over measurements; exact where M inducing inputs hold all rows.
+    """
+
+    coefficients: Tensor
+    variance: Tensor
+    noise: Tensor
+    evidence: float
+
+
+def regress(a: Tensor, prior_var: Tensor, residual: Tensor, mask: Tensor) -> Regression:
+    """Regress residuals of mean 0 (N×D, 0 where the mask is 0) on projections a (M×N), each with its own s² and ψ.
+
+    With G = Σ a_i a_iᵀ, c = Σ a_i y_i and ρ = s²/ψ, the bound of Titsias (2009) is −½ [n log 2πψ + log |I + ρG| +
+    (Σ y² − ρ cᵀ(I + ρG)⁻¹c)/ψ + ρ Σ (k_ii − a_iᵀa_i)]. ψ has a closed form given ρ, and ρ is the best on a grid.
+
+    Args:
+        a: projections of the rows, under a kernel of variance 1.
+        prior_var: k(x, x) of the rows (N,).
+        residual, mask: measurements less their means, and which are observed, as numbers.
+    """
+    gram = torch.einsum("mn,nd,kn->dmk", a, mask, a)
+    values, vectors = torch.linalg.eigh(gram)
+    values = values.clamp_min(0.0)
+    cross = (vectors.mT @ (a @ residual).mT[..., None])[..., 0]  # D×M
+    count, square = mask.sum(0).clamp_min(1.0), residual.square().sum(0)
+    left = ((prior_var - a.square().sum(0)).clamp_min(0.0)[:, None] * mask).sum(0)
+    ratio = RATIOS[:, None, None]
+    shrunk = ratio / (1.0 + ratio * values)  # ratios×D×M
+    noise = ((square - (shrunk * cross.square()).sum(-1)) / count).clamp_min(1e-6)
+    minus_twice = count * (noise.log() + 1.0 + _LOG_2PI) + (1.0 + ratio * values).log().sum(-1) + RATIOS[:, None] * left
+    best = minus_twice.argmin(0)
+    column = torch.arange(residual.shape[1])
+    coefficients = (vectors @ (shrunk[best, column] * cross)[..., None])[..., 0].mT
+    noise = noise[best, column]
+    return Regression(coefficients, RATIOS[best] * noise, noise, float(-0.5 * minus_twice[best, column].sum()))
+
+
+class Signals(NamedTuple):
+    """What x explains, by latent dimensions: y = W f(x) + ..., with r dimensions of z that have variance 1.
+
+    Attributes:
+        mean: f of each row (N×r).
+        loadings: W (D×r).
+        variance: prior variance of each f (r,).
+        noise: σ_z² (r,), which takes W_d² σ_z² of the noise of each measurement.
+    """
+
+    mean: Tensor
+    loadings: Tensor
+    variance: Tensor
+    noise: Tensor
+
+
+def signals(regression: Regression, a: Tensor, most: int) -> Signals:
+    """Split what x explains into at most so many patterns, by singular values of the coefficients."""
+    u, size, v = torch.linalg.svd(regression.coefficients, full_matrices=False)
+    explained = (a.mT @ u * size).square().mean(0)  # by each pattern
+    kept = (explained >= LEAST_SHARE * explained.sum()).nonzero()[:most, 0]
+    kept = kept if len(kept) else torch.zeros(1, dtype=torch.long)
+    u, size, v = u[:, kept], size[kept], v[kept].mT  # v: D×r
+    own = SHARE_OF_NOISE / len(kept) * (regression.noise[:, None] / v.square().clamp_min(1e-6)).amin(0)
+    width = (explained[kept] + own).sqrt()
+    variance = (v.square() * regression.variance[:, None]).sum(0) / width.square()
+    return Signals(a.mT @ u * size / width, v * width, variance, own / width.square())
+
+
+@torch.no_grad()
+def regress_on_kernel(prior: GPPrior, x: Tensor, residual: Tensor, mask: Tensor) -> tuple[Regression, Tensor]:
+    """Set the length-scales that suit best, and return the regression with the projections (M×N) it has."""
+    kernel, parts = prior.kernel, len(prior.kernel.components)
+    kernel.log_variance.fill_(-math.log(parts))
+    best: tuple[float, float] | None = None
+    for scale in LOG_LENGTHSCALES:
+        _, _, regression = _at(prior, scale, x, residual, mask)
+        preference = -0.5 * ((scale - LOG_LENGTHSCALE_MEAN) / LOG_LENGTHSCALE_SD) ** 2
+        if best is None or regression.evidence + preference > best[0]:
+            best = regression.evidence + preference, scale
+    assert best is not None
+    a, _, regression = _at(prior, best[1], x, residual, mask)
+    return regression, a
+
+
+def _at(prior: GPPrior, scale: float, x: Tensor, residual: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Regression]:
+    kernel = prior.kernel
+    for log_lengthscale in kernel.log_lengthscale:
+        log_lengthscale.fill_(scale)
+    a, prior_var = project(kernel, prior.inducing.inputs, x)[0], kernel.diagonal(x, kernel.shared)[0]
+    return a, prior_var, regress(a, prior_var, residual, mask)
+
+
+@torch.no_grad()
+def set_prior(prior: GPPrior, signals: Signals) -> None:
+    """Give the first dimensions of a prior the signals' variances; the others are mostly noise."""
+    count = len(signals.noise)
+    variance, noise = torch.full_like(prior.raw_noise, IDLE_VARIANCE), torch.full_like(prior.raw_noise, IDLE_NOISE)
+    variance[:count], noise[:count] = signals.variance, signals.noise
+    prior.kernel.log_variance.copy_((variance / len(prior.kernel.components)).log().expand_as(prior.kernel.log_variance))
+    prior.set_noise(noise)
+
+
+@torch.no_grad()
+def solve(prior: GPPrior, x: Tensor, mean: Tensor) -> None:
+    """Set q(v) to its optimum for latent values z (N×L) of all rows."""
+    a = project(prior.kernel, prior.inducing.inputs, x)
+    ones = torch.ones(len(x), dtype=a.dtype)
+    prior.natural_step(row_statistics(a, prior.noise, mean.mT, ones), 1.0)

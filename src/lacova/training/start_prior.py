@@ -17,9 +17,11 @@ from torch import Tensor
 from lacova.priors.gp.bounds import project, row_statistics
 from lacova.priors.gp.prior import GPPrior
 
-LOG_LENGTHSCALES = (0.0, 0.5, 1.0, 1.5, 2.0)  # in standard deviations of the covariate
-# Prior of a log length-scale on the list: normal. A few dozen rows say little of it, and short ones fit the noise.
-LOG_LENGTHSCALE_MEAN, LOG_LENGTHSCALE_SD = 1.5, 0.5
+LOG_LENGTHSCALES = (0.5, 1.0, 1.5, 2.0, 2.5)  # in standard deviations of the covariate
+# Normal priors of log ℓ, and of the logarithm of s²/ℓ², the variance of the slope of f, in units of that of y. A few
+# dozen rows say little of either: short length-scales fit the noise, and small variances deny what is there.
+LOG_LENGTHSCALE_MEAN, LOG_LENGTHSCALE_SD = 2.0, 0.3
+LOG_SLOPE_MEAN, LOG_SLOPE_SD = -1.6, 0.5
 RATIOS = torch.logspace(-2, 4, 25, dtype=torch.float64)  # s²/ψ, variance of f over that of the noise
 SHARE_OF_NOISE = 0.5  # of ψ that z takes over as σ_z²
 LEAST_SHARE = 0.05  # of what x explains: a smaller pattern has no dimension
@@ -43,7 +45,7 @@ class Regression(NamedTuple):
     evidence: float
 
 
-def regress(a: Tensor, prior_var: Tensor, residual: Tensor, mask: Tensor) -> Regression:
+def regress(a: Tensor, prior_var: Tensor, residual: Tensor, mask: Tensor, log_lengthscale: float) -> Regression:
     """Regress residuals of mean 0 (N×D, 0 where the mask is 0) on projections a (M×N), each with its own s² and ψ.
 
     With G = Σ a_i a_iᵀ, c = Σ a_i y_i and ρ = s²/ψ, the bound of Titsias (2009) is −½ [n log 2πψ + log |I + ρG| +
@@ -64,6 +66,8 @@ def regress(a: Tensor, prior_var: Tensor, residual: Tensor, mask: Tensor) -> Reg
     shrunk = ratio / (1.0 + ratio * values)  # ratios×D×M
     noise = ((square - (shrunk * cross.square()).sum(-1)) / count).clamp_min(1e-6)
     minus_twice = count * (noise.log() + 1.0 + _LOG_2PI) + (1.0 + ratio * values).log().sum(-1) + RATIOS[:, None] * left
+    log_slope = (RATIOS[:, None] * noise / (square / count)).log() - 2.0 * log_lengthscale
+    minus_twice = minus_twice + ((log_slope - LOG_SLOPE_MEAN) / LOG_SLOPE_SD).square()
     best = minus_twice.argmin(0)
     column = torch.arange(residual.shape[1])
     coefficients = (vectors @ (shrunk[best, column] * cross)[..., None])[..., 0].mT
@@ -121,7 +125,7 @@ def _at(prior: GPPrior, scale: float, x: Tensor, residual: Tensor, mask: Tensor)
     for log_lengthscale in kernel.log_lengthscale:
         log_lengthscale.fill_(scale)
     a, prior_var = project(kernel, prior.inducing.inputs, x)[0], kernel.diagonal(x, kernel.shared)[0]
-    return a, prior_var, regress(a, prior_var, residual, mask)
+    return a, prior_var, regress(a, prior_var, residual, mask, scale)
 
 
 @torch.no_grad()

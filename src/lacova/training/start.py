@@ -2,7 +2,8 @@
 
 y_d = μ_d + B_dᵀx + W_dᵀz + ε_d with z ~ N(0, I) and ε_d ~ N(0, ψ_d), fitted to the observed entries. B is there for a
 decoder that sees x. Where patients have random effects, y is less its patient's average, so that z explains how visits
-differ. EM takes a few dozen passes over a small table; gradient steps take many times as long to find the same.
+differ. EM takes a few dozen passes over a small table; gradient steps take many times as long to find the same. In a
+GP prior of few rows, what x explains starts in z: `start_prior.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lacova.data.batches import Batch, Batches
 from lacova.data.table import Table
@@ -20,7 +22,7 @@ from lacova.nn.adam import Adam
 from lacova.nn.networks import Decoder
 from lacova.priors.gp.prior import GPPrior
 from lacova.training.options import FEW_ROWS
-from lacova.training.start_prior import regress_on_kernel, set_prior, signals, solve
+from lacova.training.start_prior import regress_on_kernel, set_prior, signals
 
 ITERATIONS = 30
 MAX_ENTRIES = 500_000  # of the measurements that enter
@@ -28,6 +30,7 @@ LEAST_NOISE = 0.05  # ψ_d as a share of the variance of its column
 LEAST_OWN = 0.2  # τ_d² as a share of the variance between patients, the rest of which factors explain
 RIDGE = 1.0  # pseudo-rows in which coefficients are 0
 ENCODER_STEPS, ENCODER_ROWS, ENCODER_RATE = 300, 200, 3e-3
+ENCODER_STEPS_OF_FEW = 100  # of few rows
 
 
 class Factors(NamedTuple):
@@ -95,12 +98,14 @@ def _regresses_on_kernel(vae: ConditionalVAE, table: Table) -> bool:
     return isinstance(prior, GPPrior) and not vae.couples_rows and table.patient is None and len(table) < FEW_ROWS
 
 
-@torch.no_grad()
 def _start_from_kernel(
     vae: ConditionalVAE, linear: torch.nn.Linear, batch: Batch, columns: list[int], centre: Tensor, residual: Tensor,
     mask: Tensor, generator: torch.Generator,
 ) -> None:  # fmt: skip
-    """Start from y = μ + W_f f(x) + W z + ε: f by a regression on the kernel, and z the factors of what it leaves."""
+    """Start from y = μ + W f(x) + W' z' + ε: f from a regression on the kernel, z' the factors of what it leaves.
+
+    z = f(x) + N(0, σ_z²) has the first dimensions, and z' ~ N(0, 1) those after them.
+    """
     prior = vae.prior
     assert isinstance(prior, GPPrior)
     x = (batch.x if batch.x_mask.all() else vae.covariate_prior.draw(batch, 1, generator)[0]).to(prior.dtype)
@@ -111,25 +116,15 @@ def _start_from_kernel(
     factors = fit_factors(left, mask, count, generator)
     own = of_x.loadings * of_x.noise.sqrt()
     noise = torch.maximum(factors.noise - own.square().sum(1), LEAST_NOISE * factors.noise)
-    both = Factors(torch.cat([own, factors.loadings], dim=1), noise)
-    mean, covariance = both.posterior(left, mask)
-    scale = torch.cat([of_x.noise.sqrt(), torch.ones(factors.loadings.shape[1])])
-    r = len(of_x.noise)
-    mean = scale * mean
-    mean[:, :r] += of_x.mean
-    covariance = scale[:, None] * covariance * scale
-    set_prior(prior, of_x)
-    latents = torch.zeros(len(batch), vae.latent_dim, dtype=mean.dtype)
-    latents[:, : mean.shape[1]] = mean
-    solve(prior, x, latents)
-    outputs = [vae.measurements.outputs[d][0] for d in columns]
-    linear.weight[outputs] *= UNUSED
-    _set_decoder(vae, linear, columns, centre, Factors(torch.cat([of_x.loadings, factors.loadings], dim=1), noise), None)
-    with torch.enable_grad():
-        _teach_encoder(vae, batch, mean, covariance, generator)
-
-
-UNUSED = 0.0
+    mean, covariance = Factors(torch.cat([own, factors.loadings], dim=1), noise).posterior(left, mask)
+    scale = torch.cat([of_x.noise.sqrt(), torch.ones(count)])
+    mean = pad(of_x.mean, (0, count)) + scale * mean
+    set_prior(prior, x, of_x, pad(mean, (0, vae.latent_dim - mean.shape[1])))
+    with torch.no_grad():
+        linear.weight[[vae.measurements.outputs[d][0] for d in columns]] = 0.0  # of dimensions that have no use yet
+    loadings = torch.cat([of_x.loadings, factors.loadings], dim=1)
+    _set_decoder(vae, linear, columns, centre, Factors(loadings, noise), None)
+    _teach_encoder(vae, batch, mean, scale[:, None] * covariance * scale, generator, ENCODER_STEPS_OF_FEW)
 
 
 def identifiable_factors(columns: int) -> int:
@@ -232,8 +227,9 @@ def _set_decoder(
 
 
 def _teach_encoder(
-    vae: ConditionalVAE, batch: Batch, mean: Tensor, covariance: Tensor, generator: torch.Generator
-) -> None:
+    vae: ConditionalVAE, batch: Batch, mean: Tensor, covariance: Tensor, generator: torch.Generator,
+    steps: int = ENCODER_STEPS,
+) -> None:  # fmt: skip
     """Move q(z) towards the factors' posterior, by the KL divergence from q to it; other dimensions to N(0, 1)."""
     inputs: list[tuple[Tensor, ...]] = []
     hook = vae.encoder.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments))
@@ -247,7 +243,7 @@ def _teach_encoder(
     count = mean.shape[1]
     target_mean[:, :count], target_var[:, :count] = mean, covariance.diagonal(dim1=1, dim2=2)
     optimiser = Adam(vae.encoder.parameters(), lr=ENCODER_RATE, weight_decay=0.0, fused=True)
-    for _ in range(ENCODER_STEPS):
+    for _ in range(steps):
         rows = torch.randint(len(batch), (min(ENCODER_ROWS, len(batch)),), generator=generator)
         q_mean, q_var = vae.encoder(*(tensor[rows] for tensor in arguments))
         misfit = ((q_mean - target_mean[rows]).square() + q_var) / target_var[rows] - q_var.log()

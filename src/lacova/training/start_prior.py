@@ -36,7 +36,7 @@ class Regression(NamedTuple):
         coefficients: the posterior mean of v (M×D).
         variance: s² (D,), the prior variance of f and of each entry of v.
         noise: ψ (D,).
-        evidence: a lower bound of log p(y_o | x), summed over measurements; exact where M inducing inputs hold all rows.
+        evidence: a lower bound of log p(y_o | x), summed over measurements; exact where S has all rows.
     """
 
     coefficients: Tensor
@@ -49,12 +49,14 @@ def regress(a: Tensor, prior_var: Tensor, residual: Tensor, mask: Tensor, log_le
     """Regress residuals of mean 0 (N×D, 0 where the mask is 0) on projections a (M×N), each with its own s² and ψ.
 
     With G = Σ a_i a_iᵀ, c = Σ a_i y_i and ρ = s²/ψ, the bound of Titsias (2009) is −½ [n log 2πψ + log |I + ρG| +
-    (Σ y² − ρ cᵀ(I + ρG)⁻¹c)/ψ + ρ Σ (k_ii − a_iᵀa_i)]. ψ has a closed form given ρ, and ρ is the best on a grid.
+    (Σ y² − ρ cᵀ(I + ρG)⁻¹c)/ψ + ρ Σ (k_ii − a_iᵀa_i)]. ψ is the best given ρ, and ρ the best on a grid, with the prior
+    of the slope; the evidence is without that.
 
     Args:
         a: projections of the rows, under a kernel of variance 1.
         prior_var: k(x, x) of the rows (N,).
         residual, mask: measurements less their means, and which are observed, as numbers.
+        log_lengthscale: log ℓ of the kernel, on which the prior of s² depends.
     """
     gram = torch.einsum("mn,nd,kn->dmk", a, mask, a)
     values, vectors = torch.linalg.eigh(gram)
@@ -67,8 +69,7 @@ def regress(a: Tensor, prior_var: Tensor, residual: Tensor, mask: Tensor, log_le
     noise = ((square - (shrunk * cross.square()).sum(-1)) / count).clamp_min(1e-6)
     minus_twice = count * (noise.log() + 1.0 + _LOG_2PI) + (1.0 + ratio * values).log().sum(-1) + RATIOS[:, None] * left
     log_slope = (RATIOS[:, None] * noise / (square / count)).log() - 2.0 * log_lengthscale
-    minus_twice = minus_twice + ((log_slope - LOG_SLOPE_MEAN) / LOG_SLOPE_SD).square()
-    best = minus_twice.argmin(0)
+    best = (minus_twice + ((log_slope - LOG_SLOPE_MEAN) / LOG_SLOPE_SD).square()).argmin(0)
     column = torch.arange(residual.shape[1])
     coefficients = (vectors @ (shrunk[best, column] * cross)[..., None])[..., 0].mT
     noise = noise[best, column]
@@ -107,40 +108,35 @@ def signals(regression: Regression, a: Tensor, most: int) -> Signals:
 @torch.no_grad()
 def regress_on_kernel(prior: GPPrior, x: Tensor, residual: Tensor, mask: Tensor) -> tuple[Regression, Tensor]:
     """Set the length-scales that suit best, and return the regression with the projections (M×N) it has."""
-    kernel, parts = prior.kernel, len(prior.kernel.components)
-    kernel.log_variance.fill_(-math.log(parts))
-    best: tuple[float, float] | None = None
-    for scale in LOG_LENGTHSCALES:
-        _, _, regression = _at(prior, scale, x, residual, mask)
-        preference = -0.5 * ((scale - LOG_LENGTHSCALE_MEAN) / LOG_LENGTHSCALE_SD) ** 2
-        if best is None or regression.evidence + preference > best[0]:
-            best = regression.evidence + preference, scale
-    assert best is not None
-    a, _, regression = _at(prior, best[1], x, residual, mask)
-    return regression, a
+    prior.kernel.log_variance.fill_(-math.log(len(prior.kernel.components)))
 
+    def at(log_lengthscale: float) -> tuple[Regression, Tensor]:
+        for parameter in prior.kernel.log_lengthscale:
+            parameter.fill_(log_lengthscale)
+        a, prior_var = project(prior.kernel, prior.inducing.inputs, x), prior.kernel.diagonal(x, prior.kernel.shared)
+        return regress(a[0], prior_var[0], residual, mask, log_lengthscale), a[0]
 
-def _at(prior: GPPrior, scale: float, x: Tensor, residual: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Regression]:
-    kernel = prior.kernel
-    for log_lengthscale in kernel.log_lengthscale:
-        log_lengthscale.fill_(scale)
-    a, prior_var = project(kernel, prior.inducing.inputs, x)[0], kernel.diagonal(x, kernel.shared)[0]
-    return a, prior_var, regress(a, prior_var, residual, mask, scale)
+    def score(log_lengthscale: float) -> float:
+        preference = -0.5 * ((log_lengthscale - LOG_LENGTHSCALE_MEAN) / LOG_LENGTHSCALE_SD) ** 2
+        return at(log_lengthscale)[0].evidence + preference
+
+    return at(max(LOG_LENGTHSCALES, key=score))
 
 
 @torch.no_grad()
-def set_prior(prior: GPPrior, signals: Signals) -> None:
-    """Give the first dimensions of a prior the signals' variances; the others are mostly noise."""
-    count = len(signals.noise)
-    variance, noise = torch.full_like(prior.raw_noise, IDLE_VARIANCE), torch.full_like(prior.raw_noise, IDLE_NOISE)
-    variance[:count], noise[:count] = signals.variance, signals.noise
-    prior.kernel.log_variance.copy_((variance / len(prior.kernel.components)).log().expand_as(prior.kernel.log_variance))
+def set_prior(prior: GPPrior, x: Tensor, of_x: Signals, latents: Tensor) -> None:
+    """Give the first dimensions the variances of the signals and all others mostly noise, and solve q(v).
+
+    Args:
+        prior: with the length-scales that the regression has.
+        x: completed covariates of all rows (N×Q).
+        of_x: what x explains.
+        latents: values of z (N×L), for which q(v) is the optimum.
+    """
+    count, log_variance = len(of_x.noise), prior.kernel.log_variance
+    variance, noise = torch.full_like(prior.noise, IDLE_VARIANCE), torch.full_like(prior.noise, IDLE_NOISE)
+    variance[:count], noise[:count] = of_x.variance, of_x.noise
+    log_variance.copy_((variance / len(log_variance)).log().expand_as(log_variance))
     prior.set_noise(noise)
-
-
-@torch.no_grad()
-def solve(prior: GPPrior, x: Tensor, mean: Tensor) -> None:
-    """Set q(v) to its optimum for latent values z (N×L) of all rows."""
     a = project(prior.kernel, prior.inducing.inputs, x)
-    ones = torch.ones(len(x), dtype=a.dtype)
-    prior.natural_step(row_statistics(a, prior.noise, mean.mT, ones), 1.0)
+    prior.natural_step(row_statistics(a, prior.noise, latents.mT, torch.ones(len(x), dtype=a.dtype)), 1.0)

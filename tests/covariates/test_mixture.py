@@ -5,6 +5,7 @@ import torch
 from torch.distributions import Categorical, MultivariateNormal
 from torch.testing import assert_close
 
+from lacova.covariates import mixture
 from tests.covariates import cases
 from tests.covariates.cases import generator, rows_with_extremes
 
@@ -198,3 +199,14 @@ def test_gradient_of_the_log_density(space):
         return mixture.log_density(full)
 
     assert torch.autograd.gradcheck(density, (x[:, space.continuous].clone().requires_grad_(),))
+
+
+@pytest.mark.parametrize("width", [1, 3, 40, 62, 63, 70])
+def test_distinct_rows_of_a_mask_are_those_of_torch_in_the_same_order(width):
+    mask = torch.rand(50, width, generator=generator()) < 0.5
+    mask[30:] = mask[:20]
+    expected = torch.unique(mask, dim=0, return_inverse=True)
+    for own, other in zip(mixture._unique_rows(mask), expected, strict=True):
+        assert torch.equal(own, other)
+    nothing, index = mixture._unique_rows(mask[:, :0])
+    assert (nothing.shape, index.tolist()) == ((1, 0), [0] * 50)

@@ -18,6 +18,7 @@ from lacova.nn.linalg import inverse_lower, log_det, solve_lower
 
 # Bound on rows × components × K², which limits the memory that conditioning takes at a time.
 MAX_CHUNK_SIZE = 2_000_000
+WIDEST_CODE = 62  # columns of a mask that fit a whole number
 
 
 @dataclass(frozen=True)
@@ -178,8 +179,14 @@ class Mixture(nn.Module):
 
 
 def _unique_rows(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distinct rows of a mask, and for each row the index of its equal among them."""
-    if mask.shape[1] == 0:
+    """Return the distinct rows of a mask in lexicographic order, and for each row the index of its equal among them."""
+    width = mask.shape[1]
+    if width == 0:
         return mask[:1], torch.zeros(len(mask), dtype=torch.long, device=mask.device)
-    unique, index = torch.unique(mask, dim=0, return_inverse=True)
-    return unique, index
+    if width > WIDEST_CODE:
+        unique, index = torch.unique(mask, dim=0, return_inverse=True)
+        return unique, index
+    # As numbers, rows are sorted in one operation, and in the same order; torch compares rows one by one.
+    place = torch.arange(width - 1, -1, -1, device=mask.device)
+    code, index = torch.unique((mask.long() << place).sum(1), return_inverse=True)
+    return (code[:, None] >> place & 1).bool(), index

@@ -2,7 +2,8 @@
 
 y_d = μ_d + B_dᵀx + W_dᵀz + ε_d with z ~ N(0, I) and ε_d ~ N(0, ψ_d), fitted to the observed entries. B is there for a
 decoder that sees x. Where patients have random effects, y is less its patient's average, so that z explains how visits
-differ. EM takes a few dozen passes over a small table; gradient steps take many times as long to find the same.
+differ. EM takes a few dozen passes over a small table; gradient steps take many times as long to find the same. In a
+GP prior of few rows, what x explains starts in z: `start_prior.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lacova.data.batches import Batch, Batches
 from lacova.data.table import Table
@@ -18,6 +20,9 @@ from lacova.inference.vae import ConditionalVAE, Lines
 from lacova.likelihoods.random_effects import DriftingIntercepts, RandomIntercepts
 from lacova.nn.adam import Adam
 from lacova.nn.networks import Decoder
+from lacova.priors.gp.prior import GPPrior
+from lacova.training.options import FEW_ROWS
+from lacova.training.start_prior import regress_on_kernel, set_prior, signals
 
 ITERATIONS = 30
 MAX_ENTRIES = 500_000  # of the measurements that enter
@@ -25,6 +30,7 @@ LEAST_NOISE = 0.05  # ψ_d as a share of the variance of its column
 LEAST_OWN = 0.2  # τ_d² as a share of the variance between patients, the rest of which factors explain
 RIDGE = 1.0  # pseudo-rows in which coefficients are 0
 ENCODER_STEPS, ENCODER_ROWS, ENCODER_RATE = 300, 200, 3e-3
+ENCODER_STEPS_OF_FEW = 100  # of few rows
 
 
 class Factors(NamedTuple):
@@ -60,7 +66,8 @@ def start_from_factors(vae: ConditionalVAE, table: Table, seed: int) -> None:
     decoder, columns = vae.decoder, vae.measurements.columns("gaussian")
     count = min(identifiable_factors(len(columns)), vae.latent_dim)
     regress = vae.decoder_sees_x and bool(vae.space.names)
-    if not isinstance(decoder, Decoder) or decoder.linear is None or not columns or not (count or regress):
+    kernel = _regresses_on_kernel(vae, table)
+    if not isinstance(decoder, Decoder) or decoder.linear is None or not columns or not (count or regress or kernel):
         return
     generator = torch.Generator().manual_seed(seed)
     batches = Batches(vae.condition(table))
@@ -76,10 +83,48 @@ def start_from_factors(vae: ConditionalVAE, table: Table, seed: int) -> None:
     if vae.random_effects is not None:
         _start_patient_factors(vae.random_effects, residual, mask, batch, generator)
         residual, mask = _within_patients(residual, mask, batch)
+    if kernel:
+        _start_from_kernel(vae, decoder.linear, batch, columns, centre, residual, mask, generator)
+        return
     factors = fit_factors(residual, mask, count, generator)
     _set_decoder(vae, decoder.linear, columns, centre, factors, coefficients)
     if count and not hasattr(vae.encoder, "latents"):  # an encoder that couples rows learns by itself
         _teach_encoder(vae, batch, *factors.posterior(residual, mask), generator)
+
+
+def _regresses_on_kernel(vae: ConditionalVAE, table: Table) -> bool:
+    """Return whether a GP prior of independent rows starts from a regression on its kernel: on few rows."""
+    prior = vae.prior
+    return isinstance(prior, GPPrior) and not vae.couples_rows and table.patient is None and len(table) < FEW_ROWS
+
+
+def _start_from_kernel(
+    vae: ConditionalVAE, linear: torch.nn.Linear, batch: Batch, columns: list[int], centre: Tensor, residual: Tensor,
+    mask: Tensor, generator: torch.Generator,
+) -> None:  # fmt: skip
+    """Start from y = μ + W f(x) + W' z' + ε: f from a regression on the kernel, z' the factors of what it leaves.
+
+    z = f(x) + N(0, σ_z²) has the first dimensions, and z' ~ N(0, 1) those after them.
+    """
+    prior = vae.prior
+    assert isinstance(prior, GPPrior)
+    x = (batch.x if batch.x_mask.all() else vae.covariate_prior.draw(batch, 1, generator)[0]).to(prior.dtype)
+    regression, a = regress_on_kernel(prior, x, residual, mask)
+    of_x = signals(regression, a, min(vae.latent_dim, len(columns)))
+    left = (residual - of_x.mean @ of_x.loadings.mT) * mask
+    count = min(identifiable_factors(len(columns)), vae.latent_dim - len(of_x.noise))
+    factors = fit_factors(left, mask, count, generator)
+    own = of_x.loadings * of_x.noise.sqrt()
+    noise = torch.maximum(factors.noise - own.square().sum(1), LEAST_NOISE * factors.noise)
+    mean, covariance = Factors(torch.cat([own, factors.loadings], dim=1), noise).posterior(left, mask)
+    scale = torch.cat([of_x.noise.sqrt(), torch.ones(count)])
+    mean = pad(of_x.mean, (0, count)) + scale * mean
+    set_prior(prior, x, of_x, pad(mean, (0, vae.latent_dim - mean.shape[1])))
+    with torch.no_grad():
+        linear.weight[[vae.measurements.outputs[d][0] for d in columns]] = 0.0  # of dimensions that have no use yet
+    loadings = torch.cat([of_x.loadings, factors.loadings], dim=1)
+    _set_decoder(vae, linear, columns, centre, Factors(loadings, noise), None)
+    _teach_encoder(vae, batch, mean, scale[:, None] * covariance * scale, generator, ENCODER_STEPS_OF_FEW)
 
 
 def identifiable_factors(columns: int) -> int:
@@ -182,8 +227,9 @@ def _set_decoder(
 
 
 def _teach_encoder(
-    vae: ConditionalVAE, batch: Batch, mean: Tensor, covariance: Tensor, generator: torch.Generator
-) -> None:
+    vae: ConditionalVAE, batch: Batch, mean: Tensor, covariance: Tensor, generator: torch.Generator,
+    steps: int = ENCODER_STEPS,
+) -> None:  # fmt: skip
     """Move q(z) towards the factors' posterior, by the KL divergence from q to it; other dimensions to N(0, 1)."""
     inputs: list[tuple[Tensor, ...]] = []
     hook = vae.encoder.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments))
@@ -197,7 +243,7 @@ def _teach_encoder(
     count = mean.shape[1]
     target_mean[:, :count], target_var[:, :count] = mean, covariance.diagonal(dim1=1, dim2=2)
     optimiser = Adam(vae.encoder.parameters(), lr=ENCODER_RATE, weight_decay=0.0, fused=True)
-    for _ in range(ENCODER_STEPS):
+    for _ in range(steps):
         rows = torch.randint(len(batch), (min(ENCODER_ROWS, len(batch)),), generator=generator)
         q_mean, q_var = vae.encoder(*(tensor[rows] for tensor in arguments))
         misfit = ((q_mean - target_mean[rows]).square() + q_var) / target_var[rows] - q_var.log()

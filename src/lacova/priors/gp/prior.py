@@ -86,6 +86,11 @@ class GPPrior(JointRowsPrior):
         """σ_z² (L,)."""
         return _NOISE_FLOOR + self.raw_noise.exp()
 
+    @torch.no_grad()
+    def set_noise(self, noise: Tensor) -> None:
+        """Set σ_z² (L,), above its floor."""
+        self.raw_noise.copy_((noise - _NOISE_FLOOR).clamp_min(_NOISE_FLOOR).log())
+
     @property
     def prior_variance(self) -> Tensor:
         """Sum of the variances of all components (L,)."""

@@ -69,6 +69,7 @@ class Trainer:
 
         Records have the terms per training row and the validation bound per row. With validation rows, the weights of
         the epoch with the best score are restored: the validation bound, plus the masked log probability by its weight.
+        Epochs are judged once the weight of the latent KL is 1: before, the bound can be high because z is held down.
         """
         state, options, checkpoint = self.state, self.options, self.checkpoint
         show = options.progress if self.team.main else False
@@ -118,14 +119,20 @@ class Trainer:
             record["validation"] = value
             if options.masked_loss:
                 record["validation_masked_log_prob"] = masked
-            score = value + options.masked_loss * masked
-            if score > state.best:
-                state.best, state.best_weights, state.best_epoch = score, copy.deepcopy(vae.state_dict()), epoch
-            elif options.schedule != "constant" and score < state.best - _drop_allowed(vae):
-                self._step_back()
+            if epoch >= options.warm_up:
+                self._judge(value + options.masked_loss * masked)
         state.records.append(record)
         state.sums.zero_()
         state.epoch, state.step = epoch + 1, 0
+
+    def _judge(self, score: float) -> None:
+        """Keep the weights of the present epoch if they are the best; go back if they are far worse. NaN is neither."""
+        state = self.state
+        if score > state.best:
+            state.best, state.best_epoch = score, state.epoch
+            state.best_weights = copy.deepcopy(self.vae.state_dict())
+        elif self.options.schedule != "constant" and score < state.best - _drop_allowed(self.vae):
+            self._step_back()
 
     def _step_back(self) -> None:
         """Go back to the best weights and halve the rates, which are too high for the table."""

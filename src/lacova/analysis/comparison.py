@@ -145,7 +145,8 @@ def _fitted_scores(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", InterruptedWarning)
-            model.fit(part.train, part.validation, seed=seed, device=device, progress=False, **options)
+            validation = False if part.validation is None else part.validation
+            model.fit(part.train, validation, seed=seed, device=device, progress=False, **options)
         if model.interrupted:
             raise KeyboardInterrupt
         seconds = time.perf_counter() - started

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lacova.covariates.prior import CovariatePrior
 from lacova.covariates.single_imputation import Fill
+from lacova.data.holdout import HeldOut
 from lacova.data.io.archive import StorageError, write
 from lacova.data.kinds import BUILT_IN
 from lacova.data.labels import Fingerprints
@@ -71,6 +72,7 @@ class Model(Inference, ABC):
         encoder: how tables become tensors, `lacova.data.table_encoder.TableEncoder`; None before `fit`.
         fill: what fills gaps in X before the model sees them; None where the model infers them.
         training_instances: the labels of the training instances, or their fingerprints.
+        held_out: the validation rows or patients, as fingerprints, and how many they are; see `was_held_out`.
 
     Columns of `training`, in nats per row, means over the steps of the epoch:
 
@@ -118,6 +120,7 @@ class Model(Inference, ABC):
         self.vae: ConditionalVAE | None = None
         self.members: tuple[ConditionalVAE, ...] = ()
         self.training_instances: frozenset[Any] | Fingerprints = frozenset()
+        self.held_out = HeldOut()
         self.options = FitOptions()
         self.training: pd.DataFrame | None = None
         self.interrupted = False
@@ -194,7 +197,9 @@ class Model(Inference, ABC):
         Args:
             train: the training rows: a pandas or polars DataFrame, a pyarrow Table, or, for what does not fit memory,
                 the path of a Parquet file or of a folder of them, or a pyarrow Dataset; see docs/scaling.md.
-            validation: rows to stop early on; the best weights are restored. Without them, all epochs are run.
+            validation: rows to choose the best weights by, or the share of the rows or patients to hold out for that.
+                None holds out a tenth of at least 500 rows or 200 patients, and none of smaller tables; see
+                docs/training.md. False: none; all epochs are run, and the last weights are kept.
             max_epochs: most passes over the rows; None for a number of steps that grows slowly with the table.
             seed: the same seed gives the same model on the same CPU, bit for bit.
             device: "auto", "cpu", "cuda", or any torch device.
@@ -225,7 +230,7 @@ class Model(Inference, ABC):
             fitted, outcome = launch(job, devices, nodes, device)
             for vae in (fitted.vae, *fitted.members):
                 vae.to(resolve_device(device))
-        self.encoder, self.fill, self.training_instances, self.vae, self.members = fitted
+        self.encoder, self.fill, self.training_instances, self.held_out, self.vae, self.members = fitted
         self.options = settings
         self.training = pd.DataFrame(outcome.records, columns=None if outcome.records else ["epoch"])
         self.interrupted, self._written_by = outcome.interrupted is not None, None
@@ -273,8 +278,8 @@ class Model(Inference, ABC):
 
         All models have "model", "networks", "measurements", "latent dimensions" and "trained"; those with covariates
         "covariates" and "gaps in covariates"; "instance", "time" and "static" are there where the schema has them.
-        A fitted model has "parameters", their number, and "device". Models add facts of their own, such as "prior of
-        z".
+        A fitted model has "parameters", their number, and "device", and "held out" where rows were. Models add facts
+        of their own, such as "prior of z".
         """
         lines = {"model": type(self).__name__, **self._described(), "networks": str(self.networks)}
         kinds = self.schema.kinds
@@ -296,6 +301,10 @@ class Model(Inference, ABC):
                 lines["members"] = f"{len(self.members)}, each on a bootstrap sample"
             lines["trained"] = f"less than an epoch, seed {self.options.seed}"
             kind, name = ("validation bound", "validation") if "validation" in self.training else ("bound", "elbo")
+            if self.held_out.count:
+                units = "rows" if self.schema.instance is None else f"different {self.schema.instance}"
+                origin = "given as validation" if self.held_out.given else "chosen by fit"
+                lines["held out"] = f"{self.held_out.count:,} {units}, {origin}"
             for last in self.training.get(name, pd.Series(dtype=float)).dropna().tail(1):
                 lines["trained"] = (
                     f"{len(self.training)} epochs, last {kind} {last:.4g} per row, seed {self.options.seed}"

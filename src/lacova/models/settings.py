@@ -17,6 +17,7 @@ from torch import nn
 
 from lacova import __version__
 from lacova.covariates.single_imputation import Fill
+from lacova.data.holdout import HeldOut
 from lacova.data.io.archive import StorageError, digest, pack, unpack, written_by
 from lacova.data.labels import Fingerprints
 from lacova.data.registry import PARTS, configured, factory, lookup, name_of, registered
@@ -50,6 +51,7 @@ class Storable(Blueprint, Protocol):
     vae: ConditionalVAE | None
     members: tuple[ConditionalVAE, ...]
     training_instances: frozenset[Any] | Fingerprints
+    held_out: HeldOut
     options: FitOptions
 
     def __init__(self, schema: Schema, **settings: Any) -> None: ...

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lacova.covariates.prior import FactorisedPrior
 from lacova.covariates.single_imputation import FILLS, FITTED_FILLS, Fill, feature_width
+from lacova.data.holdout import HeldOut
 from lacova.data.io.archive import StorageError, pack, unpack
 from lacova.data.labels import Fingerprints
 from lacova.data.registry import name_of
@@ -59,6 +60,7 @@ def take_apart(model: Storable) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "sizes": {"inducing": vae.prior.inducing_count, "covariate prior": vae.covariate_prior.sizes()},
         "training": pack(list(training.columns), "columns of training"),
         "members": len(model.members),
+        "held out": {"count": model.held_out.count, "given": model.held_out.given},
         "trained": pack(known, f"labels of the instance column {schema.instance!r}"),
     }
     try:
@@ -78,6 +80,7 @@ def take_apart(model: Storable) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors["encoder.knots"] = torch.as_tensor(knots_as_table(encoder.scales.knots))
     if isinstance(model.training_instances, Fingerprints):
         tensors["trained"] = torch.as_tensor(model.training_instances.sorted.view(np.int64))
+    tensors["held_out"] = torch.as_tensor(model.held_out.prints.sorted.view(np.int64))
     tensors["training"] = torch.tensor(training.to_numpy(dtype=float))
     if fill is not None:
         tensors |= {f"fill.{name}": value for name, value in fill.marginal.state_dict().items()}
@@ -109,6 +112,7 @@ def put_together(document: Mapping[str, Any], tensors: Mapping[str, Tensor], cla
     model.training_instances = frozenset(_labels(unpack(document["trained"])))
     if "trained" in parts.left:  # of a stream, whose labels are not kept
         model.training_instances = Fingerprints(parts.take("trained", torch.int64, None).numpy().view(np.uint64))
+    model.held_out = _held_out(document, parts)
     columns = _labels(unpack(document["training"]))
     model.training = pd.DataFrame(
         parts.take("training", torch.float64, None, len(columns)).numpy(), columns=list(columns)
@@ -159,6 +163,17 @@ def _encoder(schema: Schema, document: Mapping[str, Any], parts: _Tensors, norma
     log = np.array([kind == "lognormal" for kind in kinds], dtype=bool)
     y_scales = Scales(scales["y_shift"], scales["y_scale"], log, spread, knots)
     return TableEncoder(schema, y_scales, scales["x_shift"], scales["x_scale"], levels)
+
+
+def _held_out(document: Mapping[str, Any], parts: _Tensors) -> HeldOut:
+    """Return what was held out; earlier versions did not keep it."""
+    if "held out" not in document:
+        return HeldOut()
+    known = document["held out"]
+    if not isinstance(known, dict) or type(known.get("given")) is not bool:
+        raise StorageError("what it held out cannot be read")
+    prints = parts.take("held_out", torch.int64, None).numpy().view(np.uint64)
+    return HeldOut(Fingerprints(prints), whole_size(known.get("count"), 0), known["given"])
 
 
 def _labels(values: Any) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""A progress bar on stderr."""
+"""A progress bar on stderr, and remarks beside it."""
 
 from __future__ import annotations
 
@@ -42,6 +42,16 @@ class _RichBar(Progress):
         self.update(self._training, completed=done, note=note)
 
 
+def say(text: str, show: bool | None) -> None:
+    """Write a line on stderr where a progress bar would be shown."""
+    if _shown(show):
+        Console(file=sys.stderr).print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def _shown(show: bool | None) -> bool:
+    return sys.stderr.isatty() if show is None else show
+
+
 def progress(total: int, show: bool | None) -> AbstractContextManager[Bar | None]:
     """Return a progress bar over `total` epochs or other things.
 
@@ -49,7 +59,7 @@ def progress(total: int, show: bool | None) -> AbstractContextManager[Bar | None
         total: how many there are.
         show: whether to show it; None shows it in a terminal only.
     """
-    if not (sys.stderr.isatty() if show is None else show):
+    if not _shown(show):
         return nullcontext()
     bar = _RichBar(
         MofNCompleteColumn(table_column=Column(min_width=2 * len(str(total)) + 1, no_wrap=True)),

@@ -78,7 +78,8 @@ def fit_process(
             if options.start == "factors":
                 start_from_factors(vae, data.table, options.seed)
         vae.to(device)
-        outcome = Trainer(vae, data.train, data.validation, data.options, files[0]).run()
+        only_guard = not data.held_out.given
+        outcome = Trainer(vae, data.train, data.validation, data.options, files[0], only_guard=only_guard).run()
         members, outcome = _members(vae, data.train, data.options, files, outcome)
     return FittedParts(data.encoder, data.fill, data.trained, data.held_out, vae, members), outcome
 

@@ -114,12 +114,14 @@ def _learn(
     learner: Model, table: Any, held_out: Any, training: Mapping[str, Any], out: Path | None, checkpoint: Path
 ) -> None:
     """Fit the model and write it into the folder `out`; None in a process that does not write."""
+    from lacova.data.errors import FitWarning
     from lacova.data.io.files import write_table
     from lacova.training.interrupt import InterruptedWarning
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", InterruptedWarning)
+            warnings.simplefilter("ignore", InterruptedWarning)  # said after the model is written
+            warnings.simplefilter("ignore", FitWarning)  # as lines of `describe`
             learner.fit(table, held_out, **training)
         if out is None:
             return

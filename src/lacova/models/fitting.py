@@ -23,6 +23,7 @@ from lacova.data.table import Table
 from lacova.data.table_encoder import TableEncoder
 from lacova.inference.vae import ConditionalVAE
 from lacova.models.builder import build
+from lacova.models.findings import Findings, examine
 from lacova.models.settings import Storable, identity
 from lacova.models.streams import opened
 from lacova.nn.threads import suitable_threads
@@ -44,6 +45,7 @@ class FittedParts(NamedTuple):
     fill: Fill | None
     trained: frozenset[Any] | Fingerprints
     held_out: HeldOut
+    findings: Findings
     vae: ConditionalVAE
     members: tuple[ConditionalVAE, ...] = ()
 
@@ -80,8 +82,10 @@ def fit_process(
         vae.to(device)
         only_guard = not data.held_out.given
         outcome = Trainer(vae, data.train, data.validation, data.options, files[0], only_guard=only_guard).run()
+        rows = (batch.gather().batch for batch in data.train.in_order(vae, masked=False))
+        findings = examine(vae, data.encoder, data.table, rows, model.noise_floor)
         members, outcome = _members(vae, data.train, data.options, files, outcome)
-    return FittedParts(data.encoder, data.fill, data.trained, data.held_out, vae, members), outcome
+    return FittedParts(data.encoder, data.fill, data.trained, data.held_out, findings, vae, members), outcome
 
 
 def _choice(held_out: HeldOut, schema: Schema) -> str:

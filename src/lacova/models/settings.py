@@ -25,6 +25,7 @@ from lacova.data.schema import Schema
 from lacova.data.table_encoder import TableEncoder
 from lacova.inference.vae import ConditionalVAE
 from lacova.models.builder import Blueprint
+from lacova.models.findings import Findings
 from lacova.nn.networks import Networks
 from lacova.training.options import FitOptions
 
@@ -52,6 +53,8 @@ class Storable(Blueprint, Protocol):
     members: tuple[ConditionalVAE, ...]
     training_instances: frozenset[Any] | Fingerprints
     held_out: HeldOut
+    findings: Findings
+    noise_floor: float
     options: FitOptions
 
     def __init__(self, schema: Schema, **settings: Any) -> None: ...

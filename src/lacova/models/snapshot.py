@@ -25,6 +25,7 @@ from lacova.data.statistics import NORMAL
 from lacova.data.table_encoder import TableEncoder
 from lacova.inference.vae import ConditionalVAE
 from lacova.models.builder import build_blank
+from lacova.models.findings import Findings
 from lacova.models.settings import (
     LABEL,
     M,
@@ -61,6 +62,7 @@ def take_apart(model: Storable) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "training": pack(list(training.columns), "columns of training"),
         "members": len(model.members),
         "held out": {"count": model.held_out.count, "given": model.held_out.given},
+        "findings": {"used": model.findings.used, "concerns": dict(model.findings.concerns)},
         "trained": pack(known, f"labels of the instance column {schema.instance!r}"),
     }
     try:
@@ -112,7 +114,7 @@ def put_together(document: Mapping[str, Any], tensors: Mapping[str, Tensor], cla
     model.training_instances = frozenset(_labels(unpack(document["trained"])))
     if "trained" in parts.left:  # of a stream, whose labels are not kept
         model.training_instances = Fingerprints(parts.take("trained", torch.int64, None).numpy().view(np.uint64))
-    model.held_out = _held_out(document, parts)
+    model.held_out, model.findings = _held_out(document, parts), _findings(document)
     columns = _labels(unpack(document["training"]))
     model.training = pd.DataFrame(
         parts.take("training", torch.float64, None, len(columns)).numpy(), columns=list(columns)
@@ -174,6 +176,17 @@ def _held_out(document: Mapping[str, Any], parts: _Tensors) -> HeldOut:
         raise StorageError("what it held out cannot be read")
     prints = parts.take("held_out", torch.int64, None).numpy().view(np.uint64)
     return HeldOut(Fingerprints(prints), whole_size(known.get("count"), 0), known["given"])
+
+
+def _findings(document: Mapping[str, Any]) -> Findings:
+    """Return what was found when the model was fitted; earlier versions did not look."""
+    if "findings" not in document:
+        return Findings()
+    known = document["findings"]
+    used, concerns = known["used"], known["concerns"]
+    if not isinstance(concerns, dict) or not all(isinstance(text, str) for text in concerns.values()):
+        raise StorageError("what was found about it cannot be read")
+    return Findings(None if used is None else whole_size(used, 0), concerns)
 
 
 def _labels(values: Any) -> tuple[Any, ...]:

@@ -65,6 +65,8 @@ def test_a_file_of_format_1_has_the_parts_that_a_fit_saves_today(name, tmp_path)
     model.fit(train, validation, seed=3, device="cpu", **{**before, **options}).save(tmp_path / "model.lacova")
     document, tensors = read(tmp_path / "model.lacova")
     old_document, old_tensors = migrated(*read(FOLDER / f"{name}.lacova"))
+    assert old_tensors.pop("held_out").shape == (0,)  # was not kept
+    assert len(tensors.pop("held_out")) > 0
     assert {key: value.shape for key, value in old_tensors.items()} == {k: v.shape for k, v in tensors.items()}
     for part in ("model", "settings", "schema", "levels", "sizes", "training", "trained", "registered"):
         assert old_document[part] == document[part]

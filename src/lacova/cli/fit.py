@@ -98,7 +98,8 @@ def fit(
     if as_json:
         assert learner.training is not None
         last = learner.training.tail(1).to_dict("records") or [{}]
-        print_json({"run": str(out), "model": type(learner).__name__, **finite(last[0])})
+        found = list(learner.findings.concerns.values())
+        print_json({"run": str(out), "model": type(learner).__name__, **finite(last[0]), "warnings": found})
     else:
         remark(
             f"{learner.describe()}\nWritten to {out}. To fill the gaps:\n  lacova impute {out} {data} --out FILE", quiet

@@ -86,23 +86,29 @@ def examine(
 def small_table(encoder: TableEncoder, table: Table, of_gp: bool = False) -> str:
     """Warn of measurements with few observations per coefficient of a regression on the covariates.
 
-    The coefficients are an intercept, one per number and one per further level of a category. Rows of a patient count
-    once.
+    The coefficients are an intercept, one per number and one per further level of a category. Those of visit-constant
+    covariates are counted once more, against patients.
     """
-    count = 1 + sum(max(levels - 1, 1) for levels in encoder.space.levels)
-    seen = table.y_mask
-    if table.patient is not None:
-        seen = torch.zeros(len(table.labels), seen.shape[1]).index_add_(0, table.patient, seen.float()) > 0
-    observed, least = seen.sum(0).tolist(), PER_COEFFICIENT_OF_GP if of_gp else PER_COEFFICIENT
-    few = [name for name, n in zip(encoder.schema.measurements, observed, strict=True) if n < least * count]
-    if count == 1 or not few:
+    space, least = encoder.space, PER_COEFFICIENT_OF_GP if of_gp else PER_COEFFICIENT
+    own = [max(levels - 1, 1) for levels in space.levels]
+    found = _few(encoder, table.y_mask, least, 1 + sum(own), "rows") if own else ""
+    if table.patient is not None and any(space.static):
+        seen = torch.zeros(len(table.labels), table.y_mask.shape[1])
+        seen = seen.index_add_(0, table.patient, table.y_mask.to(seen)) > 0
+        lasting = 1 + sum(count for count, static in zip(own, space.static, strict=True) if static)
+        found = _few(encoder, seen, least, lasting, "patients") or found
+    return found
+
+
+def _few(encoder: TableEncoder, seen: Tensor, least: int, coefficients: int, units: str) -> str:
+    observed = seen.sum(0).tolist()
+    names = [n for n, count in zip(encoder.schema.measurements, observed, strict=True) if count < least * coefficients]
+    if not names:
         return ""
-    units = "rows" if table.patient is None else "patients"
-    reason = "A Gaussian-process prior of rows" if of_gp else "A model"
     return (
-        f"The table is small: {listed(few)} have values in {min(observed)} {units} or little more, for {count} "
-        f"coefficients of the covariates. {reason} needs about {least} {units} for each, {least * count} in all; with "
-        "fewer, predictions and intervals are rough. Leave out covariates, or merge levels."
+        f"The table is small: {listed(names)} has or have values in as few as {min(observed)} {units}, for "
+        f"{coefficients} coefficients of covariates. About {least} {units} for each, {least * coefficients} in all, are "
+        "needed; with fewer, predictions and intervals are rough. Leave out covariates, or merge levels."
     )
 
 
@@ -141,9 +147,9 @@ def patients_only(fit: Fit, names: list[str]) -> str:
     if not all_of_it.any():
         return ""
     return (
-        f"Patients' own effects have {PATIENT_SHARE:.0%} or more of the variance of {listed(_chosen(names, all_of_it))}: "
-        "covariates and time explain next to nothing there, and effects on them are not to be relied on. Fit longer, or "
-        "leave patients' effects out (patient_effects=False) and compare."
+        f"Patients' own effects have {PATIENT_SHARE:.0%} or more of the variance of "
+        f"{listed(_chosen(names, all_of_it))}: covariates and time explain next to nothing there, and effects on them "
+        "are not to be relied on. Fit longer, or leave patients' effects out (patient_effects=False) and compare."
     )
 
 

@@ -41,6 +41,8 @@ def migrated(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tupl
             if settings.get("fixed_effects") is True:
                 settings = settings | {"fixed_effects": "intercept"}
         document["settings"] = {name: value for name, value in BEFORE.items() if name in known} | settings
+        document = {"held out": {"count": 0, "given": False}, "findings": {"used": None, "concerns": {}}} | document
+        tensors = {"held_out": torch.zeros(0, dtype=torch.int64)} | dict(tensors)  # were not kept
     if isinstance(document.get("options"), dict):
         older = "start" not in document["options"] and document["options"].get("prior_every") is None
         never = {"prior_every": 0} if older else {}  # None was for no update of the prior

@@ -168,9 +168,7 @@ def _encoder(schema: Schema, document: Mapping[str, Any], parts: _Tensors, norma
 
 
 def _held_out(document: Mapping[str, Any], parts: _Tensors) -> HeldOut:
-    """Return what was held out; earlier versions did not keep it."""
-    if "held out" not in document:
-        return HeldOut()
+    """Return what was held out."""
     known = document["held out"]
     if not isinstance(known, dict) or type(known.get("given")) is not bool:
         raise StorageError("what it held out cannot be read")
@@ -179,9 +177,7 @@ def _held_out(document: Mapping[str, Any], parts: _Tensors) -> HeldOut:
 
 
 def _findings(document: Mapping[str, Any]) -> Findings:
-    """Return what was found when the model was fitted; earlier versions did not look."""
-    if "findings" not in document:
-        return Findings()
+    """Return what was found when the model was fitted."""
     known = document["findings"]
     used, concerns = known["used"], known["concerns"]
     if not isinstance(concerns, dict) or not all(isinstance(text, str) for text in concerns.values()):

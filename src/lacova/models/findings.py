@@ -107,8 +107,8 @@ def _few(encoder: TableEncoder, seen: Tensor, least: int, coefficients: int, uni
         return ""
     return (
         f"The table is small: {listed(names)} has or have values in as few as {min(observed)} {units}, for "
-        f"{coefficients} coefficients of covariates. About {least} {units} for each, {least * coefficients} in all, are "
-        "needed; with fewer, predictions and intervals are rough. Leave out covariates, or merge levels."
+        f"{coefficients} coefficients of covariates. About {least} {units} for each, {least * coefficients} in all, "
+        "are needed; with fewer, predictions and intervals are rough. Leave out covariates, or merge levels."
     )
 
 

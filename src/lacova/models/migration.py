@@ -24,6 +24,10 @@ TENSORS = {
 }
 SETTINGS = {"level_slopes": "fixed_effects"}
 OPTIONS_BEFORE = {"schedule": "constant", "start": "random"}  # of files without these options
+# Parts of the document that older files lack.
+NOT_KEPT: dict[str, Any] = {
+    "held out": {"count": 0, "given": False}, "findings": {"used": None, "concerns": {}},
+}  # fmt: skip
 OPTIONS = {"recall": "masked_loss"}
 TRAINING = {"recall": "masked_log_prob", "validation_recall": "validation_masked_log_prob"}
 
@@ -41,8 +45,9 @@ def migrated(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tupl
             if settings.get("fixed_effects") is True:
                 settings = settings | {"fixed_effects": "intercept"}
         document["settings"] = {name: value for name, value in BEFORE.items() if name in known} | settings
-        document = {"held out": {"count": 0, "given": False}, "findings": {"used": None, "concerns": {}}} | document
-        tensors = {"held_out": torch.zeros(0, dtype=torch.int64)} | dict(tensors)  # were not kept
+        for part, nothing in NOT_KEPT.items():
+            document.setdefault(part, nothing)
+        tensors = {"held_out": torch.zeros(0, dtype=torch.int64)} | dict(tensors)
     if isinstance(document.get("options"), dict):
         older = "start" not in document["options"] and document["options"].get("prior_every") is None
         never = {"prior_every": 0} if older else {}  # None was for no update of the prior

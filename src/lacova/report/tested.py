@@ -16,8 +16,8 @@ DESCRIBED = {
     HELD_OUT: "the rows that were held out of training when the model was fitted",
     NEW: "the rows of the data given, whose patients were not in training",
     SEEN: (
-        "the rows of the data given, none of which are known to have been held out of training. If the model was fitted "
-        "to them, training used the hidden values too"
+        "the rows of the data given, none of which are known to have been held out of training. If the model was "
+        "fitted to them, training used the hidden values too"
     ),
 }  # fmt: skip
 FLATTERING = (

@@ -86,7 +86,7 @@ def test_a_share_that_leaves_nothing_is_refused():
 
 @pytest.mark.parametrize(("make", "schema"), [(rows, ROWS), (visits, VISITS)])
 def test_they_are_found_in_any_order_and_in_a_file(make, schema, tmp_path):
-    table = make(300)
+    table = make(300).assign(alt=np.arange(300.0) if make is rows else np.arange(900.0))  # no two rows are equal
     train, validation, given = hold_out(table, schema, 0.2, 1)
     encoder = TableEncoder.learn(schema, train)
     held_out = HeldOut.of(validation, encoder, given)
@@ -101,10 +101,19 @@ def test_they_are_found_in_any_order_and_in_a_file(make, schema, tmp_path):
     assert not HeldOut().among(table, encoder).any()
 
 
+def test_of_equal_rows_as_many_are_found_as_were_held_out():
+    table = pd.DataFrame({"arm": ["a"] * 30 + ["b"] * 30, "dose": np.arange(60) % 2, "alt": np.arange(60) // 15})
+    train, validation, given = hold_out(table, ROWS, 0.3, 2)
+    found = HeldOut.of(validation, TableEncoder.learn(ROWS, train), given).among(table, TableEncoder.learn(ROWS, train))
+    assert sorted(map(tuple, table[found].to_numpy())) == sorted(map(tuple, validation.to_numpy()))
+    assert not found.all()
+
+
 def test_rows_that_differ_in_a_single_entry_have_other_fingerprints():
     table = pd.DataFrame({"arm": ["a", "a", "b", "a", None], "dose": [1.0, 1.0, 1.0, None, 1.0], "alt": 2.0})
     table = pd.concat([table, table.assign(alt=3.0), table.assign(alt=[0.0, -0.0, 0.0, 0.0, 0.0])], ignore_index=True)
-    prints = row_prints(TableEncoder.learn(ROWS, table).encode(table))
+    table.loc[15] = ["b", 7.0, 5.0]  # so that no column is constant
+    prints = row_prints(TableEncoder.learn(ROWS, table).encode(table))[:15]
     assert len(np.unique(prints)) == 12  # of 15: rows 0 and 1 are equal three times
     assert prints[0] == prints[1]
     assert prints[10] == prints[11]  # 0 and -0 are equal

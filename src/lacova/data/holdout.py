@@ -12,7 +12,7 @@ import pandas as pd
 from lacova.data.columns import patient_codes, require_columns
 from lacova.data.io.dataframes import to_pandas
 from lacova.data.io.parquet import Source
-from lacova.data.labels import Fingerprints, Prints, fingerprints, splitmix64
+from lacova.data.labels import Prints, fingerprints, splitmix64
 from lacova.data.schema import Schema
 from lacova.data.table import Table
 from lacova.data.table_encoder import TableEncoder
@@ -25,17 +25,18 @@ KEPT = 5  # rows or patients with a level, or with a value in a column, that sta
 GAP = np.uint64(0x9E3779B97F4A7C15)  # stands for a gap in the fingerprint of a row
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HeldOut:
     """The rows, or the patients, that were not in training.
 
     Attributes:
-        prints: fingerprints of the patients' labels, or of the rows' contents. Empty for rows of a stream.
+        prints: fingerprints of the patients' labels, or of the rows' contents, sorted; rows that are equal in all
+            columns have one each. Empty for rows of a stream.
         count: how many rows or patients.
         given: whether the caller gave them; else `fit` chose them.
     """
 
-    prints: Fingerprints = field(default_factory=lambda: Fingerprints(np.zeros(0, dtype=np.uint64)))
+    prints: Prints = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
     count: int = 0
     given: bool = False
 
@@ -43,14 +44,21 @@ class HeldOut:
     def of(cls, frame: pd.DataFrame, encoder: TableEncoder, given: bool) -> HeldOut:
         """Remember the rows of a table, or its patients."""
         prints = _prints(frame, encoder)
-        count = len(frame) if encoder.schema.instance is None else len(np.unique(prints))
-        return cls(Fingerprints(prints), count, given)
+        prints = np.sort(prints) if encoder.schema.instance is None else np.unique(prints)
+        return cls(prints, len(prints), given)
 
     def among(self, frame: pd.DataFrame, encoder: TableEncoder) -> npt.NDArray[np.bool_]:
-        """Return which rows of a table were held out (N,)."""
+        """Return which rows of a table were held out (N,).
+
+        Of rows that are equal in all columns, as many as were held out: to a model they are the same.
+        """
         if len(self.prints) == 0:
             return np.zeros(len(frame), dtype=bool)
-        return np.isin(_prints(frame, encoder), self.prints.sorted)
+        prints = _prints(frame, encoder)
+        if encoder.schema.instance is not None:
+            return np.isin(prints, self.prints)
+        held_out = np.searchsorted(self.prints, prints, "right") - np.searchsorted(self.prints, prints, "left")
+        return pd.Series(prints).groupby(prints).cumcount().to_numpy() < held_out
 
 
 class Split(NamedTuple):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -173,7 +174,7 @@ def read_training_data(
     if isinstance(validation, Source):
         layout = lay_out(validation, schema.columns, encode_validation)
         loader = stream(validation, layout, encode_validation)
-        held_out = HeldOut(Fingerprints(layout.prints), int(layout.units.sum()), given)
+        held_out = HeldOut(np.sort(layout.prints), int(layout.units.sum()), given)
     elif validation is not None:
         frame, _ = to_pandas(validation, schema.columns)
         loader = TableLoader(encode_validation(frame), rate, options, device, team)

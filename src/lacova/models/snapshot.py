@@ -82,7 +82,7 @@ def take_apart(model: Storable) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors["encoder.knots"] = torch.as_tensor(knots_as_table(encoder.scales.knots))
     if isinstance(model.training_instances, Fingerprints):
         tensors["trained"] = torch.as_tensor(model.training_instances.sorted.view(np.int64))
-    tensors["held_out"] = torch.as_tensor(model.held_out.prints.sorted.view(np.int64))
+    tensors["held_out"] = torch.as_tensor(model.held_out.prints.view(np.int64))
     tensors["training"] = torch.tensor(training.to_numpy(dtype=float))
     if fill is not None:
         tensors |= {f"fill.{name}": value for name, value in fill.marginal.state_dict().items()}
@@ -173,7 +173,7 @@ def _held_out(document: Mapping[str, Any], parts: _Tensors) -> HeldOut:
     if not isinstance(known, dict) or type(known.get("given")) is not bool:
         raise StorageError("what it held out cannot be read")
     prints = parts.take("held_out", torch.int64, None).numpy().view(np.uint64)
-    return HeldOut(Fingerprints(prints), whole_size(known.get("count"), 0), known["given"])
+    return HeldOut(np.sort(prints), whole_size(known.get("count"), 0), known["given"])
 
 
 def _findings(document: Mapping[str, Any]) -> Findings:

@@ -107,7 +107,7 @@ def test_random_effects_are_integrated_out_in_every_scenario(formula):
     with torch.no_grad():
         terms = bound(vae, batch, plan, eps)
         scenarios = plan.scenarios(vae.covariate_posterior(batch), batch, vae.space, eps)
-        noise, between = vae.likelihood.noise_variance, vae.random_effects.var
+        noise, between, shared = vae.likelihood.noise_variance, vae.random_effects.var, vae.random_effects.loadings[:, 0]
         expected, several = 0.0, 0
         for v in range(len(scenarios.weight)):
             lines = (scenarios.scenario == v).nonzero()[:, 0]
@@ -120,12 +120,11 @@ def test_random_effects_are_integrated_out_in_every_scenario(formula):
             effects = vae.random_effects.expect(*vae.likelihood.gaussian_part(zeros, own), None)
             mean, var = vae.encoder(own.y - effects, own.y_mask, torch.cat([features, effects], 1))
             location = vae.decoder(mean + var.sqrt() * eps.z[scenarios.sample[lines], row])
-            for d in range(own.y.shape[1]):
-                seen = own.y_mask[:, d]
-                if seen.any():
-                    covariance = noise[d] * torch.eye(int(seen.sum())).double() + between[d]
-                    normal = torch.distributions.MultivariateNormal(location[seen, d], covariance)
-                    expected += scenarios.weight[v] * normal.log_prob(own.y[seen, d])
+            seen = own.y_mask.flatten()
+            of_patient = torch.diag(between) + shared @ shared.mT  # D×D, the same at all visits
+            covariance = torch.diag(noise.repeat(len(own.y))) + of_patient.repeat(len(own.y), len(own.y))
+            normal = torch.distributions.MultivariateNormal(location.flatten()[seen], covariance[seen][:, seen])
+            expected += scenarios.weight[v] * normal.log_prob(own.y.flatten()[seen])
             several += int(scenarios.slot[v] > 0)
     assert several > 6  # two draws of each patient, and both sexes of some
     torch.testing.assert_close(terms.reconstruction, torch.as_tensor(expected), rtol=1e-8, atol=0)

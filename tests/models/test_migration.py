@@ -56,9 +56,10 @@ def test_a_file_of_format_1_has_the_parts_that_a_fit_saves_today(name, tmp_path)
     case = CASES[name]
     _, model, train, validation, options = next(one for one in golden.cases() if one[0] == case)
     if hasattr(model, "lengthscales"):
-        model.lengthscales = "own"  # as they were
+        model.lengthscales, model.patient_factors = "own", 0  # as they were
+        model.fixed_effects = model.fixed_effects and "intercept"
     model.joint_posterior = False
-    before = {"schedule": "constant", "start": "random", "prior_every": 0}
+    before = {"schedule": "constant", "start": "random", "prior_every": 0, "members": 1}
     before |= CONSTANT_ROWS._asdict() if model.schema.instance is None else CONSTANT_PATIENTS._asdict()
     if isinstance(model, lacova.CVAE):
         before["latent_weight"] = 100.0
@@ -97,7 +98,7 @@ def test_old_words_are_renamed():
         "networks": {"map": [["name", "Dense"], ["configuration", {"map": [["linear", True]]}]]},
     }  # fmt: skip
     assert renamed["sizes"] == {"inducing": 4, "covariate prior": {"mixture": 3}}
-    before = {"schedule": "constant", "start": "random", "prior_every": 0}
+    before = {"schedule": "constant", "start": "random", "prior_every": 0, "members": 1}
     assert renamed["options"] == {"masked_loss": 0.5, "seed": 1} | before
     assert renamed["training"] == ["epoch", "masked_log_prob", "validation_masked_log_prob"]
     assert renamed["registered"] == []

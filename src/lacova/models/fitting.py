@@ -70,11 +70,11 @@ def fit_process(
     checkpoint: tuple[str | os.PathLike[str], int, bool] | None, team: Team, device: torch.device,
 ) -> tuple[FittedParts, Outcome]:  # fmt: skip
     """Fit in this process; the model itself stays as it was."""
-    files = _checkpoints(model, checkpoint, options) if team.main else [None] * (options.members + 1)
     with suitable_threads(model.networks.parallel):
         data = read_training_data(model, train, validation, options, device, team)
         if team.main and data.held_out.count and not data.held_out.given:
             say(_choice(data.held_out, model.schema), options.progress)
+        files = _checkpoints(model, checkpoint if team.main else None, data.options)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(options.seed)
             vae = build(model, data.encoder, data.table, options.seed)
@@ -99,17 +99,18 @@ def _members(
 ) -> tuple[tuple[ConditionalVAE, ...], Outcome]:
     """Return the members of an ensemble, if there are to be any; those that are complete where Ctrl-C ends training."""
     members: list[ConditionalVAE] = []
-    if options.members == 1 or outcome.interrupted is not None:
+    count = options.ensemble
+    if count == 1 or outcome.interrupted is not None:
         return (), outcome
     assert isinstance(train, TableLoader)
     try:
-        for number in range(1, options.members + 1):
+        for number in range(1, count + 1):
             member, own = train_member(vae, train, options, number, files[number])
             if own.interrupted is not None:
                 raise KeyboardInterrupt
             members.append(member)
     except KeyboardInterrupt:
-        done = f"training was interrupted after {len(members)} of {options.members} members, which the model has."
+        done = f"training was interrupted after {len(members)} of {count} members, which the model has."
         return tuple(members), Outcome(outcome.records, done)
     for file in files:
         if file is not None:
@@ -121,11 +122,12 @@ def _checkpoints(
     model: Storable, checkpoint: tuple[str | os.PathLike[str], int, bool] | None, options: FitOptions
 ) -> list[Checkpoint | None]:
     """Return the file of the fit and, where there are to be members, a file for each of them beside it."""
+    count = options.ensemble
     if checkpoint is None:
-        return [None] * (options.members + 1)
+        return [None] * (count + 1)
     path, every, keep = checkpoint
-    several = options.members > 1
-    paths = [path, *(member_file(path, k + 1) for k in range(options.members if several else 0))]
+    several = count > 1
+    paths = [path, *(member_file(path, k + 1) for k in range(count if several else 0))]
     return [Checkpoint(one, every, keep, identity(model), part_of_several=several) for one in paths]
 
 
@@ -135,11 +137,13 @@ def read_training_data(
     """Read the rows, once if they do not fit memory, and learn from them what comes before the networks."""
     schema = model.schema
     data = opened(train, schema.instance, schema.columns)
-    if isinstance(data, Source) and options.members > 1:
-        raise ValueError(
-            f"members={options.members} resamples rows in memory, but the training rows are a file or a dataset: "
-            "leave members out, or fit to a DataFrame."
-        )
+    if isinstance(data, Source):
+        if options.members not in (None, 1):
+            raise ValueError(
+                f"members={options.members} resamples rows in memory, but the training rows are a file or a dataset: "
+                "leave members out, or fit to a DataFrame."
+            )
+        options = replace(options, members=1)
     validation = opened(validation, schema.instance, schema.columns)
     data, validation, given = hold_out(data, schema, validation, options.seed)
     first_pass: Survey | None = None

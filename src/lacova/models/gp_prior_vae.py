@@ -83,7 +83,7 @@ class GPPriorVAE(Model):
             raise ValueError(f"lengthscales is {lengthscales!r}; expected 'shared' or 'own'.")
         if patient_effects not in (True, False, "intercept"):
             raise ValueError(f"patient_effects is {patient_effects!r}; expected True, False or 'intercept'.")
-        if fixed_effects not in (True, False, "intercept"):
+        if not (isinstance(fixed_effects, bool) or fixed_effects == "intercept"):
             raise ValueError(f"fixed_effects is {fixed_effects!r}; expected True, False or 'intercept'.")
         if patient_factors is not None:
             patient_factors = whole_number(patient_factors, "patient_factors", least=0)

@@ -23,7 +23,7 @@ TENSORS = {
     "vae.covariate_posterior.reading.": "vae.covariate_posterior.static_regression.",
 }
 SETTINGS = {"level_slopes": "fixed_effects"}
-OPTIONS_BEFORE = {"schedule": "constant", "start": "random"}  # of files without these options
+OPTIONS_BEFORE = {"schedule": "constant", "start": "random", "members": 1}  # of files without these options
 # Parts of the document that older files lack.
 NOT_KEPT: dict[str, Any] = {
     "held out": {"count": 0, "given": False}, "findings": {"used": None, "concerns": {}},

@@ -107,8 +107,8 @@ def put_together(document: Mapping[str, Any], tensors: Mapping[str, Tensor], cla
     blank, small = partial(build_blank, model, encoder, sizes), _is_small(model, encoder, document)
     model.vae = _read_into(blank, parts, small, "vae")
     count = whole_size(document.get("members", 0), 0)
-    if count > model.options.members:
-        raise StorageError(f"it has {count} members; expected at most {model.options.members}")
+    if count > model.options.ensemble:
+        raise StorageError(f"it has {count} members; expected at most {model.options.ensemble}")
     model.members = tuple(_read_into(blank, parts, small, f"member{k}") for k in range(count))
     model.fill = _fill(model.covariates, encoder, parts) if model.covariates in FILLS else None
     model.training_instances = frozenset(_labels(unpack(document["trained"])))

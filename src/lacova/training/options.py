@@ -20,6 +20,7 @@ CYCLE_STEPS, CYCLE_UNITS, CYCLE_VISITS = 600, 200, 10
 FEW_ROWS = 1500  # below this, steps grow with the number of rows itself: more of them fit the noise
 CYCLE_VALIDATIONS = 30  # about how often validation rows are looked at
 CYCLE_PRIOR_UPDATES = 20  # about how often the covariate prior is updated
+DEFAULT_MEMBERS = 5
 STEPS_WORTH_COMPILING = 20_000  # compilation takes 75 s and saves about 4 ms per step on an H200
 
 
@@ -108,9 +109,10 @@ class FitOptions:
         cap: largest joint table of missing categories that is summed exactly; larger ones are sampled. None for 64
             states of a row, or 4 of a patient if the prior couples its rows.
         buffer_rows: rows to hold in memory and shuffle at a time when training from Parquet; see docs/scaling.md.
-        members: 1 for one model. K of at least 2 adds an ensemble of K members, each continued from the fit on a
-            bootstrap sample of the rows or patients, for 15% of its steps. Draws of every answer are then spread over
-            the members, so that they vary in the parameters, too. For tables in memory; see docs/training.md.
+        members: K of at least 2 adds an ensemble of K members, each continued from the fit on a bootstrap sample of
+            the rows or patients, for 15% of its steps. Draws of every answer are then spread over the members, so that
+            they vary in the parameters, too. 1 for one model alone. None for 5, but for 1 where `max_epochs` is given
+            or the rows are not in memory. See docs/training.md.
         seed: seed of all random numbers; the same seed gives the same model on the same CPU.
         capture: record a training step as a CUDA graph and replay it; None does so on a GPU.
         compile: compile the loss with torch on a GPU, which takes a minute or more. None does so if steps are captured
@@ -136,7 +138,7 @@ class FitOptions:
     importance: int = 1
     cap: int | None = None
     buffer_rows: int = 50_000
-    members: int = 1
+    members: int | None = None
     seed: int = 0
     capture: bool | None = None
     compile: bool | None = None
@@ -152,10 +154,11 @@ class FitOptions:
                 "validate_every",
                 "latent_epochs",
                 "cap",
+                "members",
             )
             if getattr(self, name) is not None
         }
-        needed = {name: getattr(self, name) for name in ("samples", "importance", "buffer_rows", "members")}
+        needed = {name: getattr(self, name) for name in ("samples", "importance", "buffer_rows")}
         for name, value in (needed | optional).items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
@@ -200,7 +203,7 @@ class FitOptions:
         updates = max(1, epochs // CYCLE_PRIOR_UPDATES) if cycle else 0
         return replace(
             self, max_epochs=epochs, batch_size=batch_size,
-            prior_every=updates if self.prior_every is None else self.prior_every,
+            prior_every=updates if self.prior_every is None else self.prior_every, members=self.ensemble,
             patience=self.patience or patience, validate_every=self.validate_every or every,
             learning_rate=self.learning_rate or rates.learning_rate,
             fast_learning_rate=self.fast_learning_rate or rates.fast_learning_rate,
@@ -212,6 +215,11 @@ class FitOptions:
         """The rates of resolved options; those of constant rates for rows where they are None."""
         given = (self.learning_rate, self.fast_learning_rate, self.natural_rate)
         return Rates(*(rate or default for rate, default in zip(given, CONSTANT_ROWS, strict=True)))
+
+    @property
+    def ensemble(self) -> int:
+        """K, the number of members."""
+        return self.members or (DEFAULT_MEMBERS if self.max_epochs is None else 1)
 
     @property
     def batch(self) -> int:

@@ -23,8 +23,8 @@ USED = 0.01  # share of the variance of z_l that its posterior mean has, from wh
 FULLY_USED = 0.05  # for the same share in any dimension, z as a whole is used
 REMAINING = 0.3  # correlation of what z leaves of two measurements, and
 CHANCE = 5.0  # how many standard errors it must be above 0
-AT_FLOOR = 2.0  # noise variance as a multiple of its floor
-EXPLAINED = 0.99  # share of a measurement's variance, from which its noise is small
+AT_FLOOR = 10.0  # noise variance as a multiple of its floor; 77 or more in sound fits
+EXPLAINED = 0.95  # share of a measurement's variance, from which its noise is small
 PATIENT_SHARE = 0.99
 # Observations of a measurement, or patients with one, per coefficient: docs/training.md has the figures.
 PER_COEFFICIENT, PER_COEFFICIENT_OF_GP = 7, 50

@@ -89,7 +89,7 @@ class Trainer:
             raise KeyboardInterrupt
         if checkpoint is not None and (stopped or checkpoint.keep):
             checkpoint.write(self.vae, self.step.optimiser, state)
-        if state.best_weights is not None and not (self.only_guard and self._last_is_good()):
+        if state.best_weights is not None and (stopped or not self.only_guard or not self._last_is_good()):
             self.vae.load_state_dict(state.best_weights)
             if self.updates_prior:
                 self.train.condition(self.vae)
@@ -150,7 +150,7 @@ class Trainer:
         assert validation is not None
         score = last["validation"] + self.options.masked_loss * last.get("validation_masked_log_prob", 0.0)
         chance = LOOKS_DIFFER * (len(self.vae.measurements) / validation.length) ** 0.5
-        return bool(self.state.best - score <= chance)  # not of NaN, which an interrupted epoch has
+        return bool(self.state.best - score <= chance)
 
     def _step_back(self) -> None:
         """Go back to the best weights and halve the rates, which are too high for the table."""

@@ -210,7 +210,7 @@ def test_describe_says_what_the_model_is(make):
         assert value in model.describe()
 
 
-def test_fit_holds_out_a_share_and_remembers_it(tmp_path, capsys):
+def test_fit_holds_out_a_share_and_remembers_it(tmp_path, capsys, caplog):
     table = visits(patients=30)
     model = small_cvae(VISITS).fit(table, 0.2, max_epochs=2, seed=3, progress=True)
     text = capsys.readouterr().err
@@ -224,6 +224,10 @@ def test_fit_holds_out_a_share_and_remembers_it(tmp_path, capsys):
     again = lacova.load(tmp_path / "m.lacova")
     assert again.was_held_out(table).equals(held_out)
     assert again.facts()["held out"] == model.facts()["held out"]
+    with caplog.at_level("INFO", "lacova"):
+        small_cvae(VISITS).fit(table, 0.2, max_epochs=1, progress=False)
+    assert "6 different 'id' are held out" in caplog.text
+    assert capsys.readouterr().err == ""
     same = small_cvae(VISITS).fit(table[~held_out], table[held_out], max_epochs=2, seed=3)
     assert same.training.equals(model.training)
     assert same.facts()["held out"] == "6 different id, given as validation"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from collections.abc import Mapping
@@ -11,6 +12,8 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
+
+log = logging.getLogger("lacova")
 
 # The terms that the bar shows, and what it calls them.
 SHORT_NAMES = {
@@ -43,9 +46,11 @@ class _RichBar(Progress):
 
 
 def say(text: str, show: bool | None) -> None:
-    """Write a line on stderr where a progress bar would be shown."""
+    """Write a line on stderr where a progress bar would be shown, else to the log."""
     if _shown(show):
         Console(file=sys.stderr).print(text, soft_wrap=True, highlight=False, markup=False)
+    else:
+        log.info(text)
 
 
 def _shown(show: bool | None) -> bool:

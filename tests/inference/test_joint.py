@@ -107,7 +107,8 @@ def test_random_effects_are_integrated_out_in_every_scenario(formula):
     with torch.no_grad():
         terms = bound(vae, batch, plan, eps)
         scenarios = plan.scenarios(vae.covariate_posterior(batch), batch, vae.space, eps)
-        noise, between, shared = vae.likelihood.noise_variance, vae.random_effects.var, vae.random_effects.loadings[:, 0]
+        noise, between = vae.likelihood.noise_variance, vae.random_effects.var
+        shared = vae.random_effects.loadings[:, 0]
         expected, several = 0.0, 0
         for v in range(len(scenarios.weight)):
             lines = (scenarios.scenario == v).nonzero()[:, 0]

@@ -46,7 +46,8 @@ def test_a_bad_number_of_inducing_inputs_is_refused(inducing):
     [
         ("expectation", "mean", "expectation is 'mean'; expected 'sample' or 'exact'."),
         ("patient_effects", "level", "patient_effects is 'level'; expected True, False or 'intercept'."),
-        ("fixed_effects", 1, "fixed_effects is 1; expected True, False or 'intercept'."),
+        ("patient_slopes", "day", "patient_slopes is 'day'; expected True, False or None."),
+        ("fixed_effects", 1, "fixed_effects is 1; expected True or False."),
     ],
 )
 def test_other_bad_settings_are_refused(setting, value, message):

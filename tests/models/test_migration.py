@@ -56,8 +56,7 @@ def test_a_file_of_format_1_has_the_parts_that_a_fit_saves_today(name, tmp_path)
     case = CASES[name]
     _, model, train, validation, options = next(one for one in golden.cases() if one[0] == case)
     if hasattr(model, "lengthscales"):
-        model.lengthscales, model.patient_factors = "own", 0  # as they were
-        model.fixed_effects = model.fixed_effects and "intercept"
+        model.lengthscales, model.patient_factors, model.patient_slopes = "own", 0, False  # as they were
     model.joint_posterior = False
     before = {"schedule": "constant", "start": "random", "prior_every": 0, "members": 1}
     before |= CONSTANT_ROWS._asdict() if model.schema.instance is None else CONSTANT_PATIENTS._asdict()

@@ -23,7 +23,7 @@ from lacova.data.labels import among
 from lacova.data.table import Table
 from lacova.data.table_encoder import TableEncoder
 from lacova.inference.draws import chunks
-from lacova.inference.ensemble import interleave
+from lacova.inference.ensemble import MemberDoubt, interleave
 from lacova.inference.long_form import gather, long_form, summary
 from lacova.inference.unmeasured import history_of
 from lacova.inference.vae import ConditionalVAE
@@ -102,9 +102,10 @@ def measure(
     return Effects(rows, shares, known)
 
 
-def merge_effects(parts: Sequence[EffectDraws], draws: int) -> EffectDraws:
-    """Join the draws of several members at the same rows, `draws` in all."""
-    components = [interleave(values, draws) for values in zip(*(part.components for part in parts), strict=True)]
+def merge_effects(parts: Sequence[EffectDraws], draws: int, doubt: MemberDoubt) -> EffectDraws:
+    """Join the draws of several members at the same rows, `draws` in all, with their doubt about the parameters."""
+    columns = zip(*(part.components for part in parts), strict=True)
+    components = [doubt(interleave(values, draws)) for values in columns]
     latent_noise = interleave([part.latent_noise for part in parts], draws)
     noise_variance = torch.stack([part.noise_variance for part in parts]).mean(0)
     return EffectDraws(parts[0].rows, components, latent_noise, noise_variance)

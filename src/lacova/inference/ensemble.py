@@ -1,4 +1,9 @@
-"""Draws spread over the members of an ensemble, so that they vary in the parameters, too."""
+"""Draws spread over the members of an ensemble, so that they vary in the parameters, too.
+
+A draw of a measurement or a covariate is that of its member. For means, which have no noise of their own, five members
+would be five values, whose range is much narrower than the interval of which they are draws: `MemberDoubt` completes
+them.
+"""
 
 from __future__ import annotations
 
@@ -69,3 +74,37 @@ def merge_draws(parts: Sequence[Draws], draws: int, space: CovariateSpace) -> Dr
         level_probabilities=averaged([part.level_probabilities for part in parts]),
         weight=None if weight is None else weight / len(parts), most_probable_x=best, x_level_probabilities=probs,
     )  # fmt: skip
+
+
+class MemberDoubt:
+    """Draws of means that vary as the parameters do, although there are few members.
+
+    m_k is the mean over the draws of member k, and M the mean of all. With each draw, m_k − M is replaced by a draw of
+    the multivariate t distribution with K − 1 degrees of freedom and scale (1 + 1/K)/(K − 1) Σ_k (m_k − M)(m_k − M)ᵀ:
+    that of the mean of a study whose members vary by this covariance. All parts of an answer have the same draws of it,
+    so that they can be averaged over rows.
+
+    Args:
+        members: K, the number of members.
+        draws: how many draws there are, interleaved: the first of each member, then the second of each.
+        generator: source of random numbers.
+    """
+
+    def __init__(self, members: int, draws: int, generator: torch.Generator) -> None:
+        self.members = min(members, draws)
+        if self.members > 1:
+            like = {"generator": generator, "device": generator.device, "dtype": torch.float64}
+            normal = torch.randn(draws, self.members, **like)
+            chi_square = torch.randn(draws, self.members - 1, **like).square().sum(1)
+            scale = (1.0 + 1.0 / self.members) / chi_square
+            self.weights = normal * scale.sqrt()[:, None]
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """Return draws (draws×…) with the doubt of the members completed."""
+        if self.members == 1:
+            return values
+        means = torch.stack([values[k :: self.members].mean(0) for k in range(self.members)])
+        member = torch.arange(len(values), device=values.device) % self.members
+        deviations = (means - means.mean(0)).flatten(1)
+        completed = (self.weights.to(values) @ deviations).view_as(values)
+        return values - means[member] + means.mean(0) + completed

@@ -14,6 +14,7 @@ from lacova.data.errors import DataError, hint, listed
 from lacova.data.io.dataframes import Frame
 from lacova.data.table_encoder import TableEncoder
 from lacova.inference.draws import Draws
+from lacova.inference.ensemble import MemberDoubt
 from lacova.inference.long_form import gather, long_form, summary
 from lacova.likelihoods.moments import Moments
 
@@ -80,7 +81,7 @@ def from_text(encoder: TableEncoder, name: str, text: str) -> Any:
 
 def compare(
     encoder: TableEncoder, moments: Moments, frame: pd.DataFrame, pairs: Iterable[tuple[Draws, Draws]], interval: float,
-    keep_draws: bool = False,
+    doubt: MemberDoubt, keep_draws: bool = False,
 ) -> WhatIf[pd.DataFrame]:  # fmt: skip
     """Summarise paired draws.
 
@@ -90,16 +91,18 @@ def compare(
         frame: the caller's rows.
         pairs: draws of some rows as things are, and with covariates set.
         interval: the central interval, such as 0.9.
+        doubt: completes the means' doubt about the parameters.
         keep_draws: return the draws, too.
     """
     summaries, draws, total = [], [], torch.zeros(())
     for pair in pairs:
-        means = [moments(part.location if part.outputs is None else part.outputs, part.var)[0] for part in pair]
+        own = [moments(part.location if part.outputs is None else part.outputs, part.var)[0] for part in pair]
+        means = [doubt(mean) for mean in own]
         difference = means[1] - means[0]
         summaries_here = {f"difference{end}": value for end, value in _ends(difference, interval).items()}
         draws_here = {"as_is": means[0], "what_if": means[1], "difference": difference}
-        for version, part, mean in zip(VERSIONS, pair, means, strict=True):
-            drawn = moments.in_own_units(part.y, mean)
+        for version, part, mean, own_mean in zip(VERSIONS, pair, means, own, strict=True):
+            drawn = moments.in_own_units(part.y, own_mean)
             summaries_here |= {f"{version}{end}": value for end, value in _ends(drawn, interval).items()}
             summaries_here |= {version: mean.mean(0).cpu()}
             draws_here[f"{version}_drawn"] = drawn

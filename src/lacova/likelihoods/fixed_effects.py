@@ -24,8 +24,8 @@ from lacova.likelihoods.base import standard_normal
 from lacova.nn.linalg import cholesky, identity, log_det, whitener
 
 INITIAL_SCALE = 0.2  # α to start from where it is learnt, in units of the scaled measurement
-# Prior of log α of a visit-constant covariate: normal with this mean and standard deviation.
-LOG_SCALE_MEAN, LOG_SCALE_SD = 0.0, 0.5
+# Prior of log α of a visit-constant covariate: normal with this mean, for w and for w', and standard deviation.
+LOG_SCALE_MEAN, LOG_SCALE_SD = (0.0, 0.0), 0.5
 MAX_KAPPA = 1000.0  # for covariates that do not differ between patients
 MAX_JOINT = 150  # coefficients of a measurement whose posterior covariance is kept; more are independent
 
@@ -85,6 +85,7 @@ class FixedEffects(nn.Module):
     covariance: Tensor
     log_det_precision: Tensor
     stated: Tensor
+    expected_log_scale: Tensor
 
     def __init__(self, space: CovariateSpace, names: Sequence[str], sd: Tensor, time: int | None = None) -> None:
         super().__init__()
@@ -115,9 +116,10 @@ class FixedEffects(nn.Module):
         self.register_buffer("precision", torch.diag_embed(start.reciprocal()))
         self.register_buffer("log_det_precision", -start.log().sum(1))
         stated = self.fixed.repeat(self.orders)
-        log_scale = torch.where(stated, LOG_SCALE_MEAN, math.log(INITIAL_SCALE))
+        expected = sd.new_tensor(LOG_SCALE_MEAN[: self.orders]).repeat_interleave(len(names))
         self._constant("stated", stated)
-        self.log_scale = nn.Parameter(log_scale.to(sd))
+        self._constant("expected_log_scale", expected)
+        self.log_scale = nn.Parameter(torch.where(stated, expected, math.log(INITIAL_SCALE)))
 
     def _constant(self, name: str, value: Tensor) -> None:
         self.register_buffer(name, value, persistent=False)
@@ -189,7 +191,7 @@ class FixedEffects(nn.Module):
         """Return KL[q(w) ‖ p(w | α)] − log p(α), the latter of the visit-constant covariates."""
         log_scale = self.log_scale.index_select(0, self.block)
         square = (self.covariance.diagonal(dim1=-2, dim2=-1) + self.mean.square()) * (-2.0 * log_scale).exp()
-        stated = (((self.log_scale - LOG_SCALE_MEAN) / LOG_SCALE_SD).square() * self.stated).sum()
+        stated = (((self.log_scale - self.expected_log_scale) / LOG_SCALE_SD).square() * self.stated).sum()
         return (log_scale + 0.5 * (square - 1.0)).sum() + 0.5 * (self.log_det_precision.sum() + stated)
 
     @torch.no_grad()

@@ -61,18 +61,20 @@ class RandomIntercepts(nn.Module):
         start: τ_d² to start from (D,).
         fixed_effects: the fixed part; None for 0.
         factors: k, the number of factors that measurements share.
-        time: the column of x that holds the time, for random slopes; None for intercepts alone.
+        time: the column of x that holds the time; None for intercepts alone.
+        slopes: let the factors have random slopes in time, too.
     """
 
     def __init__(
-        self, start: Tensor, fixed_effects: FixedEffects | None = None, factors: int = 0, time: int | None = None
-    ) -> None:
+        self, start: Tensor, fixed_effects: FixedEffects | None = None, factors: int = 0, time: int | None = None,
+        slopes: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.raw = nn.Parameter(start.clamp_min(MIN_VARIANCE).log())
         self.fixed_effects = fixed_effects
         self.time = time
         changing = fixed_effects is not None and fixed_effects.orders > 1
-        self.orders = 2 if time is not None and (factors or changing) else 1
+        self.orders = 2 if time is not None and ((factors and slopes) or changing) else 1
         self.loadings = None
         if factors:  # F
             self.loadings = nn.Parameter(START_LOADING * torch.randn(len(start), self.orders, factors).to(start))
@@ -269,12 +271,14 @@ class DriftingIntercepts(RandomIntercepts):
         time: the column of x that holds the time.
         fixed_effects: the fixed part; None for 0.
         factors: k, the number of factors that measurements share.
+        slopes: let the factors have random slopes in time, too.
     """
 
     def __init__(
-        self, start: Tensor, drift: Tensor, time: int, fixed_effects: FixedEffects | None = None, factors: int = 0
-    ) -> None:
-        super().__init__(start, fixed_effects, factors, time)
+        self, start: Tensor, drift: Tensor, time: int, fixed_effects: FixedEffects | None = None, factors: int = 0,
+        slopes: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(start, fixed_effects, factors, time, slopes)
         self.raw_drift = nn.Parameter(drift.clamp_min(MIN_VARIANCE).log())
         self.raw_rate = nn.Parameter(torch.zeros_like(start))  # per standard deviation of the time
 

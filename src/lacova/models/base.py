@@ -165,8 +165,8 @@ class Model(Inference, ABC):
         return False
 
     @property
-    def _fixed_effects_change(self) -> bool:
-        """Whether effects of visit-constant covariates on random effects change with time."""
+    def _patient_slopes(self) -> bool:
+        """Whether factors of patients, and effects of visit-constant covariates on them, change with time."""
         return False
 
     def _factors_of(self, measurements: int) -> int:

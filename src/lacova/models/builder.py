@@ -46,7 +46,7 @@ class Blueprint(Protocol):
     @property
     def _effects_drift(self) -> bool: ...
     @property
-    def _fixed_effects_change(self) -> bool: ...
+    def _patient_slopes(self) -> bool: ...
     def _factors_of(self, measurements: int) -> int: ...
     def _fixed_effects_on(self, encoder: TableEncoder) -> list[str]: ...
     def _latent_prior(self, encoder: TableEncoder, inputs: Callable[[int], Tensor]) -> LatentPrior: ...
@@ -153,9 +153,9 @@ def _random_effects(
     if time is None or not model._effects_drift:
         fixed = FixedEffects(encoder.space, names, coefficient_sd) if names else None
         return RandomIntercepts(between, fixed, factors)
-    changing = time if model._fixed_effects_change else None
-    fixed = FixedEffects(encoder.space, names, coefficient_sd, changing) if names else None
-    return DriftingIntercepts(between, within / 2.0, time, fixed, factors)
+    slopes = model._patient_slopes
+    fixed = FixedEffects(encoder.space, names, coefficient_sd, time if slopes else None) if names else None
+    return DriftingIntercepts(between, within / 2.0, time, fixed, factors, slopes)
 
 
 def _uses_random_effects(model: Blueprint, encoder: TableEncoder) -> bool:

@@ -12,7 +12,7 @@ from lacova.data.registry import register, registered
 from lacova.data.schema import Schema
 from lacova.data.table_encoder import TableEncoder
 from lacova.inference.effects import Effects, effect_draws, measure, merge_effects
-from lacova.inference.ensemble import spread
+from lacova.inference.ensemble import MemberDoubt, spread
 from lacova.models.base import Model
 from lacova.models.checks import check_interval, in_memory, whole_number
 from lacova.models.inference import MEAN_DRAWS
@@ -28,6 +28,7 @@ from lacova.priors.gp.prior import GPPrior
 # A drift takes a matrix per patient and measurement in every step, and pixels are explained by the decoder.
 MAX_DRIFTING = 200
 MAX_FACTORS = 8
+MAX_SLOPED = 4  # measurements up to which random and fixed effects have slopes by default
 
 
 @register("GPPriorVAE")
@@ -52,12 +53,14 @@ class GPPriorVAE(Model):
             and there are at most 200 measurements. "intercept": a constant one. False, or without an instance column:
             none.
         patient_factors: how many factors of a patient all measurements share: normal variables that enter their random
-            intercepts and, with a time, their random slopes. None for twice the number of measurements, at most 8; 0
-            for none, with random effects that are independent between measurements.
-        fixed_effects: let the mean of the random effects depend on the visit-constant covariates of the formula, also
-            as slopes in time, and on patients' averages of the others, the time aside, by a shrunk linear regression.
-            "intercept": without the slopes. False: their effect has to pass through z, as everything does in the
-            paper's model.
+            intercepts and slopes. None for as many as there are intercepts and slopes, at most 8; 0 for none, with
+            random effects that are independent between measurements.
+        fixed_effects: let the mean of the random effects depend on the visit-constant covariates of the formula, and on
+            patients' averages of the others, the time aside, by a shrunk linear regression. False: their effect has to
+            pass through z, as everything does in the paper's model.
+        patient_slopes: let factors and fixed effects of visit-constant covariates change linearly with time, as the
+            effect of a treatment does. None for at most 4 measurements: what a slope says about visits after a patient
+            has left makes predictions of the others worse. See docs/effects.md.
 
     The other arguments are those of `Model`.
     """
@@ -68,7 +71,8 @@ class GPPriorVAE(Model):
         self, schema: Schema, *, prior: str | None = None, kernels: Mapping[str, nn.Module] | None = None,
         lengthscales: Literal["shared", "own"] = "shared", inducing: int = 60,
         expectation: Literal["sample", "exact"] = "sample", patient_effects: bool | Literal["intercept"] = True,
-        patient_factors: int | None = None, fixed_effects: bool | Literal["intercept"] = True, **settings: Any,
+        patient_factors: int | None = None, fixed_effects: bool = True, patient_slopes: bool | None = None,
+        **settings: Any,
     ) -> None:  # fmt: skip
         require_covariates(self, schema)
         super().__init__(schema, **settings)
@@ -83,8 +87,10 @@ class GPPriorVAE(Model):
             raise ValueError(f"lengthscales is {lengthscales!r}; expected 'shared' or 'own'.")
         if patient_effects not in (True, False, "intercept"):
             raise ValueError(f"patient_effects is {patient_effects!r}; expected True, False or 'intercept'.")
-        if not (isinstance(fixed_effects, bool) or fixed_effects == "intercept"):
-            raise ValueError(f"fixed_effects is {fixed_effects!r}; expected True, False or 'intercept'.")
+        if not isinstance(fixed_effects, bool):
+            raise ValueError(f"fixed_effects is {fixed_effects!r}; expected True or False.")
+        if not (patient_slopes is None or isinstance(patient_slopes, bool)):
+            raise ValueError(f"patient_slopes is {patient_slopes!r}; expected True, False or None.")
         if patient_factors is not None:
             patient_factors = whole_number(patient_factors, "patient_factors", least=0)
         self.lengthscales = lengthscales
@@ -92,6 +98,7 @@ class GPPriorVAE(Model):
         self.patient_effects = patient_effects
         self.patient_factors = patient_factors
         self.fixed_effects = fixed_effects
+        self.patient_slopes = patient_slopes
         passed, known = dict(kernels or {}), registered("kernel")
         self.components = components(prior, schema, passed, known)
         used = {factor.kernel for component in self.components for factor in component.factors}
@@ -114,11 +121,16 @@ class GPPriorVAE(Model):
         return self.patient_effects is True and len(self.schema.measurements) <= MAX_DRIFTING
 
     @property
-    def _fixed_effects_change(self) -> bool:
-        return self.fixed_effects is True
+    def _patient_slopes(self) -> bool:
+        if self.patient_slopes is None:
+            return self._effects_drift and len(self.schema.measurements) <= MAX_SLOPED
+        return self.patient_slopes and self._effects_drift
 
     def _factors_of(self, measurements: int) -> int:
-        return min(2 * measurements, MAX_FACTORS) if self.patient_factors is None else self.patient_factors
+        if self.patient_factors is not None:
+            return self.patient_factors
+        effects = measurements * (2 if self._patient_slopes and self.schema.time is not None else 1)
+        return min(effects, MAX_FACTORS) if effects > 1 else 0
 
     def _fixed_effects_on(self, encoder: TableEncoder) -> list[str]:
         """Return all of the formula but the time: when and how long a patient is seen does not describe the patient."""
@@ -154,13 +166,14 @@ class GPPriorVAE(Model):
         frame, origin = to_pandas(in_memory(data, "effects"), self.schema.columns)
         table = self.encode(frame, measurements=any(name in frame for name in self.schema.measurements))
         names = tuple(component.formula(self.schema) for component in self.components)
+        doubt = MemberDoubt(len(self.draw_from), draws, self._generator(seed, len(self.draw_from)))
         parts = spread(
             self.draw_from, draws,
             lambda k, each: effect_draws(
                 self.draw_from[k], encoder, self._condition_by(k, table), each, self._generator(seed, k),
                 self.training_instances,
             ),
-            lambda own: merge_effects(own, draws),
+            lambda own: merge_effects(own, draws, doubt),
         )  # fmt: skip
         tables = measure(vae, encoder, frame, table, names, interval, parts)
         return Effects(*map(origin.table, tables))

@@ -25,7 +25,7 @@ from lacova.data.schema import Schema
 from lacova.data.table import Table
 from lacova.data.table_encoder import TableEncoder
 from lacova.inference.draws import Draws, chunks
-from lacova.inference.ensemble import merge_draws, spread
+from lacova.inference.ensemble import MemberDoubt, merge_draws, spread
 from lacova.inference.filtering import beside_observed, only_earlier_values, visit_numbers
 from lacova.inference.impute import imputation_draws, weighted_draws
 from lacova.inference.joint_scores import JointScores
@@ -268,7 +268,8 @@ class Inference:
             return as_is, set_to
 
         pairs = spread(self.draw_from, draws, draw, merge)
-        answer = compare(encoder, Moments(encoder, vae.likelihood), frame, pairs, interval, keep_draws)
+        doubt = MemberDoubt(len(self.draw_from), draws, self._generator(seed, len(self.draw_from)))
+        answer = compare(encoder, Moments(encoder, vae.likelihood), frame, pairs, interval, doubt, keep_draws)
         kept = None if answer.draws is None else origin.table(answer.draws)
         return WhatIf(origin.table(answer.rows), origin.table(answer.average), kept)
 

@@ -13,7 +13,7 @@ from lacova.models.settings import setting_names
 
 # Settings that older files lack and whose default is new: what models did before. Others that a file lacks have their
 # defaults.
-BEFORE = {"lengthscales": "own", "joint_posterior": False, "patient_factors": 0}
+BEFORE = {"lengthscales": "own", "joint_posterior": False, "patient_factors": 0, "patient_slopes": False}
 # Format 2: networks, families, kernels and priors of others by name; one word for each idea.
 TENSORS = {
     "codec.": "encoder.",
@@ -42,8 +42,6 @@ def migrated(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tupl
         known = setting_names(cls)
         if "patient_factors" not in settings:  # coefficients of intercepts alone, each by itself
             tensors = _with_covariances(tensors)
-            if settings.get("fixed_effects") is True:
-                settings = settings | {"fixed_effects": "intercept"}
         document["settings"] = {name: value for name, value in BEFORE.items() if name in known} | settings
         for part, nothing in NOT_KEPT.items():
             document.setdefault(part, nothing)

@@ -31,7 +31,8 @@ def train_member(
 
     Its networks, kernels, noise and variances of patients are those of the bootstrap sample. What is integrated over
     keeps the posterior of all rows, whose doubt would otherwise count twice: v of a GP prior is solved for them in the
-    end, and the coefficients w of the fixed effects stay as the fit left them. Measurements that are not Gaussian keep the shape of their family.
+    end, and the coefficients w of the fixed effects stay as the fit left them. Measurements that are not Gaussian keep
+    the shape of their family.
 
     Args:
         vae: the fitted model, which stays as it is.

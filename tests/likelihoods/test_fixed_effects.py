@@ -76,8 +76,8 @@ def features(rows, draws, generator):
     return x, c
 
 
-def fixed_effects(time=None):
-    effects = FixedEffects(SPACE, NAMES, torch.ones(2, dtype=torch.double), time)
+def fixed_effects(time=None, coupled=False):
+    effects = FixedEffects(SPACE, NAMES, torch.ones(2, dtype=torch.double), time, coupled)
     g = torch.Generator().manual_seed(3)
     count = effects.mean.shape[1]
     with torch.no_grad():
@@ -85,7 +85,7 @@ def fixed_effects(time=None):
         root = 0.3 * torch.randn(2, count, count, generator=g, dtype=torch.double)
         effects.covariance.copy_(root @ root.mT + 0.01 * torch.eye(count))
         effects.precision.copy_(torch.linalg.inv(effects.covariance))
-        effects.log_det_precision.copy_(effects.precision.logdet())
+        effects.log_det_precision.copy_(effects.precision[-1].logdet())
         effects.log_scale.copy_(torch.randn(len(effects.log_scale), generator=g))
         effects.centre.copy_(CENTRE)
         effects.kappa.copy_(KAPPA)
@@ -99,7 +99,7 @@ def with_time(c, rows):
 
 def random_effects_of(kind):
     """Return random effects with fixed ones: constant or drifting; with factors, drifting ones have slopes."""
-    fixed = fixed_effects(0 if kind == "slopes" else None)
+    fixed = fixed_effects(0 if kind == "slopes" else None, kind in ("slopes", "constant factors"))
     if kind.startswith("constant"):
         effects = RandomIntercepts(SPREAD, fixed, factors=2 if kind == "constant factors" else 0)
     else:
@@ -302,16 +302,60 @@ def test_steps_of_natural_gradients_reach_the_posterior_of_the_coefficients(kind
         prior = torch.diag((-2.0 * fixed.log_scale.detach()).exp()[fixed.block])
         precision = phi[at].T @ weight + prior
         mean = torch.linalg.solve(precision, weight.T @ (rows.y - location)[at, d])
-        assert_close(fixed.precision[d], precision, rtol=1e-8)
+        assert_close(fixed.precision[-1, d], precision, rtol=1e-8)
         assert_close(fixed.covariance[d], torch.linalg.inv(precision), rtol=1e-6)
         assert_close(fixed.mean[d].detach(), mean, rtol=1e-6)
         assert_close(fixed.log_det_precision[d], precision.logdet(), rtol=1e-8)
 
 
+def joint_posterior(rows, random_effects, phi):
+    """Return mean and precision of the coefficients of both measurements together (2·K')."""
+    fixed, at = random_effects.fixed_effects, rows.y_mask.T.flatten().nonzero()[:, 0]
+    total = (covariance(rows, random_effects) + torch.diag(NOISE.repeat_interleave(8)))[at][:, at]
+    both = torch.block_diag(phi, phi)[at]
+    weight = torch.linalg.solve(total, both)
+    prior = (-2.0 * fixed.log_scale.detach()).exp()[fixed.block].repeat(2)
+    precision = both.T @ weight + torch.diag(prior)
+    return torch.linalg.solve(precision, weight.T @ rows.y.T.flatten()[at]), precision
+
+
+@pytest.mark.parametrize("kind", ["constant factors", "slopes"])
+@pytest.mark.parametrize("complete", [False, True])
+def test_coefficients_of_measurements_that_share_factors(kind, complete):
+    """Means are those of the joint posterior, variances those of a measurement by itself; with complete visits and a
+    flat prior these are the marginal variances of the joint posterior, and those given the others are too small."""
+    rows, random_effects = batch(), random_effects_of(kind)
+    x, c = features(rows, 1, torch.Generator().manual_seed(1))
+    rows = replace(rows, x=x[0], x_mask=torch.ones_like(rows.x_mask), scale=1.0)
+    fixed = random_effects.fixed_effects
+    if complete:
+        rows = replace(rows, y_mask=torch.ones_like(rows.y_mask))
+        fixed.log_scale.data.fill_(4.0)
+    for _ in range(1000):
+        fixed.zero_grad()
+        part, parts = fixed.expect(rows, None), random_effects.factorise(rows, NOISE)
+        (random_effects.gain(torch.zeros(8, 2).double(), rows, NOISE, part, parts).sum() - fixed.kl()).backward()
+        fixed.natural_step(random_effects.information(rows, part, parts), fixed.mean.grad, 0.5)
+    phi = c[0] if kind != "slopes" else with_time(c[0], rows)
+    mean, precision = joint_posterior(rows, random_effects, phi)
+    torch.testing.assert_close(fixed.mean.detach().flatten(), mean, rtol=1e-4, atol=1e-4)
+    count = phi.shape[1]
+    given_others = torch.stack([precision[d * count :][:count, d * count :][:, :count] for d in range(2)])
+    assert_close(fixed.precision[0], given_others, rtol=1e-6)
+    if complete:
+        joint = torch.linalg.inv(precision)
+        contrast = phi[0] - phi[-1]  # of two patients; what the prior alone tells is left out
+        for d in range(2):
+            marginal = contrast @ joint[d * count :][:count, d * count :][:, :count] @ contrast
+            assert float(contrast @ fixed.covariance[d] @ contrast) == pytest.approx(float(marginal), rel=0.01)
+            narrow = contrast @ torch.linalg.inv(given_others[d]) @ contrast
+            assert float(narrow) < 0.97 * float(marginal)
+
+
 def test_many_coefficients_are_independent(monkeypatch):
     fixed = fixed_effects()
     monkeypatch.setattr("lacova.likelihoods.fixed_effects.MAX_JOINT", 6)
-    information = torch.ones(2, 7, 7, dtype=torch.double)
+    information = torch.ones(1, 2, 7, 7, dtype=torch.double)
     fixed.natural_step(information, torch.zeros(2, 7, dtype=torch.double), 1.0)
     variance = 1.0 / (1.0 + (-2.0 * fixed.log_scale.detach()).exp()[OWNERS])
     assert_close(fixed.covariance, torch.diag(variance).expand(2, 7, 7), rtol=1e-9)

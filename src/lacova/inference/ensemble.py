@@ -93,11 +93,10 @@ class MemberDoubt:
     def __init__(self, members: int, draws: int, generator: torch.Generator) -> None:
         self.members = min(members, draws)
         if self.members > 1:
-            like = {"generator": generator, "device": generator.device, "dtype": torch.float64}
-            normal = torch.randn(draws, self.members, **like)
-            chi_square = torch.randn(draws, self.members - 1, **like).square().sum(1)
-            scale = (1.0 + 1.0 / self.members) / chi_square
-            self.weights = normal * scale.sqrt()[:, None]
+            shape = draws, 2 * self.members - 1
+            normal = torch.randn(shape, generator=generator, device=generator.device, dtype=torch.float64)
+            scale = (1.0 + 1.0 / self.members) / normal[:, self.members :].square().sum(1)  # over χ² of K − 1
+            self.weights = normal[:, : self.members] * scale.sqrt()[:, None]
 
     def __call__(self, values: Tensor) -> Tensor:
         """Return draws (draws×…) with the doubt of the members completed."""
@@ -106,5 +105,5 @@ class MemberDoubt:
         means = torch.stack([values[k :: self.members].mean(0) for k in range(self.members)])
         member = torch.arange(len(values), device=values.device) % self.members
         deviations = (means - means.mean(0)).flatten(1)
-        completed = (self.weights.to(values) @ deviations).view_as(values)
-        return values - means[member] + means.mean(0) + completed
+        completed: Tensor = (self.weights.to(values) @ deviations).view_as(values)
+        return completed + values - means[member] + means.mean(0)

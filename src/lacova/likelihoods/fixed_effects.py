@@ -60,13 +60,19 @@ class FixedEffects(nn.Module):
     The prior is w_dk ~ N(0, α_q²) with an α for each covariate q, and another for its w'. α is learnt, with all
     measurements; of a visit-constant covariate it has a prior, log-normal about one standard deviation of the
     measurement, so that a table of a few measurements shrinks the effect of an arm little. The posterior is q(w_d) =
-    N(m_d, S_d), with the full covariance S_d up to 150 coefficients. It moves by natural gradients.
+    N(m_d, S_d), with the full covariance S_d up to 150 coefficients. m_d moves by natural gradients.
+
+    Where measurements share factors, the best q of independent w_d has the covariance of w_d given the coefficients of
+    all other measurements, which is too narrow for what is said about w_d alone. So S_d is that of measurement d by
+    itself. With complete visits and a flat prior it is the exact marginal covariance, as in seemingly unrelated
+    regressions with the same regressors; the bound stays a bound.
 
     Args:
         space: layout of X.
         names: the covariates to regress on.
         sd: standard deviation of q(w_d) to start from (D,).
         time: the column of x that holds the time, for effects that change with it.
+        coupled: measurements share factors.
     """
 
     chosen: Tensor
@@ -87,7 +93,10 @@ class FixedEffects(nn.Module):
     stated: Tensor
     expected_log_scale: Tensor
 
-    def __init__(self, space: CovariateSpace, names: Sequence[str], sd: Tensor, time: int | None = None) -> None:
+    def __init__(
+        self, space: CovariateSpace, names: Sequence[str], sd: Tensor, time: int | None = None,
+        coupled: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.space, self.names, self.time = space, tuple(names), time
         chosen = [k for k, q in enumerate(space.owners) if space.names[q] in names]
@@ -113,7 +122,8 @@ class FixedEffects(nn.Module):
         self.mean = nn.Parameter(sd.new_zeros(len(sd), count))
         start = sd[:, None].square().repeat(1, count)
         self.register_buffer("covariance", torch.diag_embed(start))
-        self.register_buffer("precision", torch.diag_embed(start.reciprocal()))
+        # Of w_d given the coefficients of other measurements, then by itself, if that is another.
+        self.register_buffer("precision", torch.diag_embed(start.reciprocal()).repeat(1 + coupled, 1, 1, 1))
         self.register_buffer("log_det_precision", -start.log().sum(1))
         stated = self.fixed.repeat(self.orders)
         expected = sd.new_tensor(LOG_SCALE_MEAN[: self.orders]).repeat_interleave(len(names))
@@ -218,28 +228,29 @@ class FixedEffects(nn.Module):
 
     @torch.no_grad()
     def natural_step(self, information: Tensor, gradient: Tensor, rate: float | Tensor) -> None:
-        """Take a natural-gradient step of size ρ: S⁻¹ ← (1−ρ) S⁻¹ + ρ (α⁻² + information), m ← m + ρ S gradient.
+        """Move q(w) by a step of size ρ: S⁻¹ ← (1−ρ) S⁻¹ + ρ (α⁻² + information), m ← m + ρ S gradient.
 
         Args:
-            information: that of all patients (D×K'×K').
+            information: that of all patients (V×D×K'×K'). The first, of each measurement given the others, is for the
+                step of m, as that of a natural gradient; the last, of each by itself, for S.
             gradient: of the bound with respect to m (D×K').
             rate: ρ.
         """
-        prior = torch.diag_embed((-2.0 * self.log_scale).exp().index_select(0, self.block))
-        precision = information + prior
-        independent = precision.shape[-1] > MAX_JOINT
+        size = information.shape[-1]
+        precision = information + torch.diag_embed((-2.0 * self.log_scale).exp().index_select(0, self.block))
+        independent = size > MAX_JOINT
         if independent:
-            precision = precision * identity(precision.shape[-1], precision.dtype, precision.device)
+            precision = precision * identity(size, precision.dtype, precision.device)
         self.precision.lerp_(precision, rate)
         if independent:
             diagonal = self.precision.diagonal(dim1=-2, dim2=-1)
-            self.covariance.copy_(torch.diag_embed(diagonal.reciprocal()))
-            self.log_det_precision.copy_(diagonal.log().sum(-1))
+            covariance, log_dets = torch.diag_embed(diagonal.reciprocal()), diagonal.log().sum(-1)
         else:
             root = whitener(self.precision)
-            self.covariance.copy_(root.mT @ root)
-            self.log_det_precision.copy_(-log_det(root))
-        self.mean.add_(rate * (self.covariance @ gradient[..., None])[..., 0])
+            covariance, log_dets = root.mT @ root, -log_det(root)
+        self.covariance.copy_(covariance[-1])
+        self.log_det_precision.copy_(log_dets[-1])
+        self.mean.add_(rate * (covariance[0] @ gradient[..., None])[..., 0])
 
     def _part(self, c: Tensor, batch: Batch, gap_covariance: Tensor | None = None) -> FixedPart:
         """Return the fixed part at regressors c (…×N̂×K), whose covariance per patient is given where it is not 0."""

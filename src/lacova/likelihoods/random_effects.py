@@ -137,9 +137,13 @@ class RandomIntercepts(nn.Module):
         return 0.5 * value
 
     def information(self, batch: Batch, fixed_part: FixedPart, factorisation: Factorisation) -> Tensor:
-        """Return what a batch adds to the precision of the fixed effects' coefficients (D×K'×K')."""
+        """Return what a batch adds to the precision of the fixed effects' coefficients (V×D×K'×K'): of a measurement
+        given the others' coefficients and, where they share factors, of a measurement by itself."""
         assert self.fixed_effects is not None
-        return batch.scale * self.fixed_effects.information(fixed_part, self._gram(factorisation))
+        grams = [self._gram(factorisation)]
+        if self.loadings is not None:
+            grams.append(self._own_gram(factorisation.gram))
+        return torch.stack([batch.scale * self.fixed_effects.information(fixed_part, gram) for gram in grams])
 
     def expect(
         self, location: Tensor, batch: Batch, noise: Tensor, fixed_mean: Tensor | None = None,
@@ -203,6 +207,15 @@ class RandomIntercepts(nn.Module):
             return parts.gram
         white = torch.einsum("pkl,djl,pdji->pdki", parts.shared, self.loadings, parts.gram)
         return parts.gram - white.mT @ white
+
+    def _own_gram(self, gram: Tensor) -> Tensor:
+        """Return HᵀΣ_d⁻¹H (P×D×J×J), where Σ_d is the covariance of measurement d alone, from HᵀC⁻¹H."""
+        assert self.loadings is not None
+        seen = self.loadings.mT @ gram  # P×D×k×J
+        size = self.loadings.shape[-1]
+        root = whitener(seen @ self.loadings + identity(size, gram.dtype, gram.device))
+        white = root @ seen
+        return gram - white.mT @ white
 
     def _shared_at(self, u: Tensor, batch: Batch) -> Tensor:
         """Return hᵀF u at each row (…×N̂×D) for factors u (…×P×k)."""

@@ -151,10 +151,11 @@ def _random_effects(
     """Return random effects with the variance between patients; drift starts with half of that within them."""
     time, names, factors = _time(model, encoder), model._fixed_effects_on(encoder), model._factors_of(len(between))
     if time is None or not model._effects_drift:
-        fixed = FixedEffects(encoder.space, names, coefficient_sd) if names else None
+        fixed = FixedEffects(encoder.space, names, coefficient_sd, coupled=factors > 0) if names else None
         return RandomIntercepts(between, fixed, factors)
     slopes = model._patient_slopes
-    fixed = FixedEffects(encoder.space, names, coefficient_sd, time if slopes else None) if names else None
+    changing = time if slopes else None
+    fixed = FixedEffects(encoder.space, names, coefficient_sd, changing, factors > 0) if names else None
     return DriftingIntercepts(between, within / 2.0, time, fixed, factors, slopes)
 
 

@@ -61,7 +61,7 @@ def _with_covariances(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if last == "log_sd" and part.endswith("fixed_effects"):
             log_sd = migrated.pop(name)
             migrated[f"{part}.covariance"] = torch.diag_embed((2.0 * log_sd).exp())
-            migrated[f"{part}.precision"] = torch.diag_embed((-2.0 * log_sd).exp())
+            migrated[f"{part}.precision"] = torch.diag_embed((-2.0 * log_sd).exp())[None]
             migrated[f"{part}.log_det_precision"] = -2.0 * log_sd.sum(-1)
     return migrated
 

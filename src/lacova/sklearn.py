@@ -99,7 +99,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
             if value is not None:
                 value = value.item() if isinstance(value, np.generic) else value  # as from a grid search
                 options.setdefault(name, value)
-        return model.fit(train, validation, seed=seed, device=self.device, progress=False, **options)
+        held_out = False if validation is None else validation
+        return model.fit(train, held_out, seed=seed, device=self.device, progress=False, **options)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -7,10 +7,11 @@ import pandas as pd
 import pytest
 import torch
 
-from lacova import CVAE, Dense, FitOptions, GPPriorVAE, NotFittedError, Schema, TrainingError
+import lacova
+from lacova import CVAE, VAE, Dense, FitOptions, GPPriorVAE, NotFittedError, Schema, TrainingError
 from lacova.models.fitting import read_training_data
 from lacova.training.distributed import SINGLE
-from tests.models.cases import every_model, numbered_visits, same_weights, small_cvae
+from tests.models.cases import SMALL, every_model, numbered_visits, same_weights, small_cvae
 from tests.tables import ROWS, VISITS, visits
 
 # Seeds.
@@ -207,3 +208,46 @@ def test_describe_says_what_the_model_is(make):
     for name, value in facts.items():
         assert f"{name} " in model.describe()
         assert value in model.describe()
+
+
+def test_fit_holds_out_a_share_and_remembers_it(tmp_path, capsys, caplog):
+    table = visits(patients=30)
+    model = small_cvae(VISITS).fit(table, 0.2, max_epochs=2, seed=3, progress=True)
+    text = capsys.readouterr().err
+    assert "6 different 'id' are held out to choose the best weights; validation=False trains on all." in text
+    held_out = model.was_held_out(table)
+    assert held_out.index.equals(table.index)
+    assert table["id"][held_out].nunique() == 6
+    assert set(table["id"][~held_out]) == set(model.training_instances)
+    assert model.facts()["held out"] == "6 different id, chosen by fit"
+    model.save(tmp_path / "m.lacova")
+    again = lacova.load(tmp_path / "m.lacova")
+    assert again.was_held_out(table).equals(held_out)
+    assert again.facts()["held out"] == model.facts()["held out"]
+    with caplog.at_level("INFO", "lacova"):
+        small_cvae(VISITS).fit(table, 0.2, max_epochs=1, progress=False)
+    assert "6 different 'id' are held out" in caplog.text
+    assert capsys.readouterr().err == ""
+    same = small_cvae(VISITS).fit(table[~held_out], table[held_out], max_epochs=2, seed=3)
+    assert same.training.equals(model.training)
+    assert same.facts()["held out"] == "6 different id, given as validation"
+    assert same.was_held_out(table).equals(held_out)
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_large_tables_hold_out_a_tenth_by_default(library):
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.normal(size=(500, 2)), columns=["alt", "ast"])
+    rows = table if library == "pandas" else pytest.importorskip("polars").from_pandas(table)
+    schema = Schema(["alt", "ast"], {})
+    model = VAE(schema, **SMALL).fit(rows, max_epochs=1)
+    assert model.was_held_out(rows).sum() == 50
+    assert type(model.was_held_out(rows)).__module__.split(".")[0] == library
+    assert "validation" in model.training
+    for fitted in (
+        VAE(schema, **SMALL).fit(rows, False, max_epochs=1),
+        VAE(schema, **SMALL).fit(rows[:499], max_epochs=1),
+    ):
+        assert "validation" not in fitted.training
+        assert "held out" not in fitted.facts()
+        assert not fitted.was_held_out(rows).any()

@@ -187,7 +187,7 @@ def command(capsys):
 
 
 def test_the_command_streams_folders_and_files(file, tmp_path, command, monkeypatch):
-    monkeypatch.setattr("lacova.cli.fit.MIN_UNITS", 1)
+    monkeypatch.setattr("lacova.data.holdout.MIN_STREAM_ROWS", 1)
     (tmp_path / "data").mkdir()
     ragged_visits(80).to_parquet(tmp_path / "data" / "a.parquet", index=False)
     RAGGED.to_toml(tmp_path / "s.toml")

@@ -7,6 +7,7 @@ from scipy.stats import norm
 
 from lacova import FitOptions, Schema
 from lacova.analysis.recovery import Recovery
+from lacova.models.findings import Findings
 from lacova.report.warnings import nearly_empty, no_better_than_the_mean, not_converged, poor_calibration, warnings
 
 
@@ -34,6 +35,12 @@ def test_warnings_in_plain_language(model, table):
     assert nearly_empty(columns)[0].startswith("Nearly empty: crp (60 values, 95% missing).")
     assert nearly_empty(columns[1:]) == []
     assert any("only 24 patients" in text for text in warnings(model, table, [], None))
+
+
+def test_what_fit_warned_of_is_in_the_report(model, table, monkeypatch):
+    assert "The table is small" not in " ".join(warnings(model, table, [], None))
+    monkeypatch.setattr(model, "findings", Findings(2, {"small table": "The table is small."}))
+    assert "The table is small." in warnings(model, table, [], None)
 
 
 def test_warnings_rest_on_so_many_patients(model, table):

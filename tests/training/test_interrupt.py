@@ -110,7 +110,7 @@ def test_a_second_ctrl_c_raises_at_once(steps, monkeypatch, tmp_path):
 def test_ctrl_c_after_the_last_step_is_no_interruption(uninterrupted, steps):
     steps.hooks[3 * STEPS] = press_ctrl_c
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", InterruptedWarning)
         assert same(fit_gp(), uninterrupted)
 
 

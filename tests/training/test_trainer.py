@@ -48,6 +48,48 @@ def test_training_stops_after_patience_and_keeps_the_best_epoch(make, monkeypatc
     assert not all(torch.equal(states[4][name], states[1][name]) for name in weights)
 
 
+@pytest.mark.parametrize("schedule", ["cycle", "constant"])
+def test_the_best_epoch_is_none_of_the_warm_up(schedule, monkeypatch):
+    # The bound is highest while the weight of the latent KL holds z down, and falls once it does not.
+    scores, states = iter([9.0, 8.0, 1.0, 3.0, 2.0]), []
+
+    def scored(validator):
+        states.append({name: value.clone() for name, value in validator.vae.state_dict().items()})
+        return next(scores), 0.0
+
+    monkeypatch.setattr(Validator, "__call__", scored)
+    options = {"latent_weight": 50.0, "latent_epochs": 2, "validate_every": 1, "schedule": schedule}
+    model = small_cvae(VISITS).fit(numbered_visits(), numbered_visits(1), max_epochs=5, **options)
+    assert [model.options.latent_weight_at(k) == 1.0 for k in range(5)] == [False, False, True, True, True]
+    final, weights = model.vae.state_dict(), [name for name, _ in model.vae.named_parameters()]
+    assert all(torch.equal(final[name], states[3][name]) for name in weights)
+    assert not all(torch.equal(states[4][name], states[3][name]) for name in weights)  # nothing was undone
+
+
+@pytest.mark.parametrize(
+    ("scores", "kept", "options"),
+    [
+        ([1.0, 1.9, 1.5], 2, {}),  # the last is within chance of the best: √(2 measurements / 8 rows) = ½
+        ([1.0, 2.1, 1.5], 1, {}),
+        ([1.0, 1.9, 1.5], 1, {"patience": 2}),
+        ([1.0, 1.9, 1.5], 1, {"schedule": "constant"}),
+    ],
+)
+def test_rows_that_fit_chose_only_guard_a_whole_cycle(scores, kept, options, monkeypatch):
+    left, states = iter(scores), []
+
+    def scored(validator):
+        assert validator.loader.length == 8
+        states.append({name: value.clone() for name, value in validator.vae.state_dict().items()})
+        return next(left), 0.0
+
+    monkeypatch.setattr(Validator, "__call__", scored)
+    table = numbered_visits(patients=16, gaps=0.0)
+    model = small_cvae(VISITS).fit(table, 0.125, max_epochs=3, latent_weight=1.0, validate_every=1, **options)
+    final, weights = model.vae.state_dict(), [name for name, _ in model.vae.named_parameters()]
+    assert [all(torch.equal(final[name], state[name]) for name in weights) for state in states].index(True) == kept
+
+
 @every_model
 def test_without_validation_rows_all_epochs_are_run(make):
     model = make(VISITS).fit(numbered_visits(), max_epochs=3, patience=1)

@@ -18,7 +18,7 @@ from lacova.analysis.folds import Fold, assign_folds, make_fold
 from lacova.analysis.held_out import IMPUTED, PREDICTED, held_out_scores
 from lacova.analysis.result_file import ResultFile, digest_of, key_of, roles_of
 from lacova.data.columns import require_columns
-from lacova.data.errors import DataError, SchemaError, hint
+from lacova.data.errors import DataError, FitWarning, SchemaError, hint
 from lacova.data.io.dataframes import to_pandas
 from lacova.data.schema import Schema
 from lacova.models.base import Model
@@ -143,7 +143,9 @@ def _fitted_scores(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", InterruptedWarning)
-            model.fit(part.train, part.validation, seed=seed, device=device, progress=False, **options)
+            warnings.simplefilter("ignore", FitWarning)  # of each fold and model; scores are what is asked for
+            validation = False if part.validation is None else part.validation
+            model.fit(part.train, validation, seed=seed, device=device, progress=False, **options)
         if model.interrupted:
             raise KeyboardInterrupt
         seconds = time.perf_counter() - started

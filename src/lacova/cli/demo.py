@@ -81,8 +81,8 @@ def run(
         f"True, masked, imputed and predicted digits are in {out / 'digits.png'}, the scores in {out / 'scores.csv'}."
     )
     page = report.write(
-        models["lacova"], masked["test"], out / "report.html", draws=40, images=(SIDE, SIDE), truth=complete["test"],
-        command="lacova demo",
+        models["lacova"], masked["test"], out / "report.html", held_out=masked["test"], draws=40, images=(SIDE, SIDE),
+        truth=complete["test"], command="lacova demo",
     )  # fmt: skip
     console.print(f"A report on the model with missing covariates is in {page}; open it in a browser.", soft_wrap=True)
     return scores

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -21,17 +21,19 @@ if TYPE_CHECKING:
 
 SCHEMA, TRAINING = "schema.toml", "training.csv"
 GO_ON = "The same command with --resume goes on."
-MIN_UNITS = 20  # with fewer rows or instances, none are held out
 
 
 def fit(
     data: options.Data,
     schema: options.SchemaFile,
     out: Annotated[Path, typer.Option(help="folder to write the model into", show_default=False)],
-    validation: Annotated[Path | None, typer.Option(help="a table for early stopping; default a share of DATA")] = None,
+    validation: Annotated[
+        Path | None, typer.Option(help="a table to choose the best weights by; else a share of DATA")
+    ] = None,
     validation_share: Annotated[
-        float, typer.Option(help="share of rows, or of instances, held out for early stopping")
-    ] = 0.1,
+        float | None,
+        typer.Option(help="share of rows, or of instances, held out for that; 0 for none (a tenth of large tables)"),
+    ] = None,
     model: Annotated[
         str,
         typer.Option(
@@ -80,10 +82,8 @@ def fit(
         "max_epochs": epochs,
     }  # fmt: skip
     learner, training = _learner(roles, model, merge_settings(settings, given))
-    if validation is None:
-        table, held_out = _split(read_or_stream(data, stream), roles, validation_share, seed)
-    else:
-        table, held_out = read_or_stream(data, stream), read_or_stream(validation, stream)
+    table = read_or_stream(data, stream)
+    held_out = _share(validation_share) if validation is None else read_or_stream(validation, stream)
     remark(f"Learning a {type(learner).__name__} from {_row_counts(data, table, held_out)}.", quiet)
     if checkpoint_every:
         training |= {"checkpoint": checkpoint, "checkpoint_every": checkpoint_every, "checkpoint_keep": True}
@@ -98,7 +98,8 @@ def fit(
     if as_json:
         assert learner.training is not None
         last = learner.training.tail(1).to_dict("records") or [{}]
-        print_json({"run": str(out), "model": type(learner).__name__, **finite(last[0])})
+        found = list(learner.findings.concerns.values())
+        print_json({"run": str(out), "model": type(learner).__name__, **finite(last[0]), "warnings": found})
     else:
         remark(
             f"{learner.describe()}\nWritten to {out}. To fill the gaps:\n  lacova impute {out} {data} --out FILE", quiet
@@ -114,12 +115,14 @@ def _learn(
     learner: Model, table: Any, held_out: Any, training: Mapping[str, Any], out: Path | None, checkpoint: Path
 ) -> None:
     """Fit the model and write it into the folder `out`; None in a process that does not write."""
+    from lacova.data.errors import FitWarning
     from lacova.data.io.files import write_table
     from lacova.training.interrupt import InterruptedWarning
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", InterruptedWarning)
+            warnings.simplefilter("ignore", InterruptedWarning)  # said after the model is written
+            warnings.simplefilter("ignore", FitWarning)  # as lines of `describe`
             learner.fit(table, held_out, **training)
         if out is None:
             return
@@ -139,7 +142,7 @@ def _row_counts(data: Path, table: Any, held_out: Any) -> str:
     import pandas as pd
 
     rows = f"{len(table)} rows" if isinstance(table, pd.DataFrame) else str(data)
-    return f"{rows}, {len(held_out)} more to stop early on" if isinstance(held_out, pd.DataFrame) else rows
+    return f"{rows}, {len(held_out)} more to choose the best weights by" if isinstance(held_out, pd.DataFrame) else rows
 
 
 def _learner(roles: Schema, name: str, settings: dict[str, Any]) -> tuple[Model, dict[str, Any]]:
@@ -207,32 +210,8 @@ def _new_folder(out: Path) -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _split(table: Any, roles: Schema, share: float, seed: int) -> tuple[Any, Any]:
-    """Hold out a random share of the rows, or of the instances, for early stopping, if there are enough.
-
-    Returns:
-        the training rows and the rows held out, or None. Both are sources if `table` is the path of a stream.
-    """
-    import numpy as np
-    import pandas as pd
-
-    from lacova.data.io.parquet import Source, open_source
-
-    if not 0.0 <= share < 1.0:
+def _share(share: float | None) -> float | Literal[False] | None:
+    """Return what `fit` holds out: a share, False for none, or None for what it does by default."""
+    if share is not None and not 0.0 <= share < 1.0:
         raise ValueError(f"--validation-share is {share}; expected a share of at least 0 and below 1.")
-    if isinstance(table, Path):
-        source = open_source(table, roles.instance, roles.columns)
-        assert isinstance(source, Source)
-        enough = share * len(source) >= 10 * MIN_UNITS
-        return (source.share(share, 1.0, seed), source.share(0.0, share, seed)) if enough else (source, None)
-    instance = roles.instance
-    if instance in table:
-        unit, names = pd.factorize(table[instance])
-        count = len(names)
-    else:
-        unit, count = np.arange(len(table)), len(table)
-    if count < MIN_UNITS or round(share * count) == 0:
-        return table, None
-    chosen = np.random.default_rng(seed).choice(count, round(share * count), replace=False)
-    held_out = np.isin(unit, chosen)
-    return table[~held_out], table[held_out]
+    return False if share == 0.0 else share

@@ -20,12 +20,18 @@ def report(
     out: Annotated[Path, typer.Option(help="the HTML file to write", show_default=False)],
     data: Annotated[Path | None, typer.Option(help="a table to report on, usually the one fitted to")] = None,
     held_out: Annotated[
-        Path | None, typer.Option(help="rows that were not in training, to measure imputation on")
+        Path | None,
+        typer.Option(help="rows that were not in training, to measure imputation on; else those that fit held out"),
     ] = None,
     without_patients: Annotated[
         bool, typer.Option("--without-patients", help="leave out labels and values of single patients")
     ] = False,
-    share: Annotated[float, typer.Option(help="share of the observed entries to hide, to measure imputation")] = 0.1,
+    share: Annotated[
+        float | None,
+        typer.Option(
+            help="share of the observed entries to hide, to measure imputation (by the rows; a tenth of many)"
+        ),
+    ] = None,
     images: Annotated[str | None, typer.Option(help="HEIGHTxWIDTH, if measurements are pixels")] = None,
     truth: Annotated[Path | None, typer.Option(help="the rows of --data without gaps, for --images")] = None,
     draws: Annotated[int, typer.Option(help="draws behind every figure", min=10)] = 100,

@@ -16,6 +16,10 @@ class DataError(ValueError):
     """A table does not fit its schema, or a value in it cannot be used."""
 
 
+class FitWarning(UserWarning):
+    """A fitted model has a property that makes some of its answers doubtful."""
+
+
 def listed(items: Sequence[Any], most: int = 5) -> str:
     """Return the first items, quoted and separated by commas, and how many more there are."""
     shown = [repr(item) for item in list(items)[:most]]

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from lacova.covariates.prior import CovariatePrior
 from lacova.covariates.single_imputation import Fill
+from lacova.data.errors import FitWarning
+from lacova.data.holdout import HeldOut
 from lacova.data.io.archive import StorageError, write
 from lacova.data.kinds import BUILT_IN
 from lacova.data.labels import Fingerprints
@@ -28,6 +30,7 @@ from lacova.likelihoods.base import NOISE_FLOOR
 from lacova.likelihoods.missingness import Missingness
 from lacova.models.builder import infers_covariates
 from lacova.models.checks import whole_number
+from lacova.models.findings import Findings
 from lacova.models.fitting import fit_process
 from lacova.models.inference import Inference
 from lacova.models.requirements import require_noise
@@ -75,6 +78,9 @@ class Model(Inference, ABC):
         encoder: how tables become tensors, `lacova.data.table_encoder.TableEncoder`; None before `fit`.
         fill: what fills gaps in X before the model sees them; None where the model infers them.
         training_instances: the labels of the training instances, or their fingerprints.
+        held_out: the validation rows or patients, as fingerprints, and how many they are; see `was_held_out`.
+        findings: how many latent dimensions are used, and what is doubtful about the fit: `findings.concerns` has the
+            sentences that `fit` warned with, as `lacova.FitWarning`.
 
     Columns of `training`, in nats per row, means over the steps of the epoch:
 
@@ -124,6 +130,8 @@ class Model(Inference, ABC):
         self.vae: ConditionalVAE | None = None
         self.members: tuple[ConditionalVAE, ...] = ()
         self.training_instances: frozenset[Any] | Fingerprints = frozenset()
+        self.held_out = HeldOut()
+        self.findings = Findings()
         self.options = FitOptions()
         self.training: pd.DataFrame | None = None
         self.interrupted = False
@@ -200,7 +208,9 @@ class Model(Inference, ABC):
         Args:
             train: the training rows: a pandas or polars DataFrame, a pyarrow Table, or, for what does not fit memory,
                 the path of a Parquet file or of a folder of them, or a pyarrow Dataset; see docs/scaling.md.
-            validation: rows to stop early on; the best weights are restored. Without them, all epochs are run.
+            validation: rows to choose the best weights by, or the share of the rows or patients to hold out for that.
+                None holds out a tenth of at least 500 rows or 200 patients, and none of smaller tables; see
+                docs/training.md. False: none; all epochs are run, and the last weights are kept.
             max_epochs: most passes over the rows; None for a number of steps that grows slowly with the table.
             seed: the same seed gives the same model on the same CPU, bit for bit.
             device: "auto", "cpu", "cuda", or any torch device.
@@ -231,12 +241,14 @@ class Model(Inference, ABC):
             fitted, outcome = launch(job, devices, nodes, device)
             for vae in (fitted.vae, *fitted.members):
                 vae.to(resolve_device(device))
-        self.encoder, self.fill, self.training_instances, self.vae, self.members = fitted
+        self.encoder, self.fill, self.training_instances, self.held_out, self.findings, self.vae, self.members = fitted
         self.options = settings
         self.training = pd.DataFrame(outcome.records, columns=None if outcome.records else ["epoch"])
         self.interrupted, self._written_by = outcome.interrupted is not None, None
         if outcome.interrupted is not None:
             warnings.warn(outcome.interrupted, InterruptedWarning, stacklevel=2)
+        for concern in self.findings.concerns.values():
+            warnings.warn(concern, FitWarning, stacklevel=2)
         return self
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -279,8 +291,8 @@ class Model(Inference, ABC):
 
         All models have "model", "networks", "measurements", "latent dimensions" and "trained"; those with covariates
         "covariates" and "gaps in covariates"; "instance", "time" and "static" are there where the schema has them.
-        A fitted model has "parameters", their number, and "device". Models add facts of their own, such as "prior of
-        z".
+        A fitted model has "parameters", their number, and "device", "held out" where rows were, and what `fit` warned
+        of, such as "warning, small table". Models add facts of their own, such as "prior of z".
         """
         lines = {"model": type(self).__name__, **self._described(), "networks": str(self.networks)}
         kinds = self.schema.kinds
@@ -298,16 +310,23 @@ class Model(Inference, ABC):
         if self.vae is None or self.training is None:
             lines["trained"] = "no; call fit(train)"
         else:
+            if self.findings.used is not None:
+                lines["latent dimensions"] += f", {self.findings.used} of them used"
             lines["parameters"] = f"{sum(p.numel() for p in self.vae.parameters()):,}"
             lines["device"] = str(self.vae.device)
             if self.members:
                 lines["members"] = f"{len(self.members)}, each on a bootstrap sample"
             lines["trained"] = f"less than an epoch, seed {self.options.seed}"
             kind, name = ("validation bound", "validation") if "validation" in self.training else ("bound", "elbo")
+            if self.held_out.count:
+                units = "rows" if self.schema.instance is None else f"different {self.schema.instance}"
+                origin = "given as validation" if self.held_out.given else "chosen by fit"
+                lines["held out"] = f"{self.held_out.count:,} {units}, {origin}"
             for last in self.training.get(name, pd.Series(dtype=float)).dropna().tail(1):
                 lines["trained"] = (
                     f"{len(self.training)} epochs, last {kind} {last:.4g} per row, seed {self.options.seed}"
                 )
+            lines |= {f"warning, {kind}": sentence for kind, sentence in self.findings.concerns.items()}
         return lines
 
     def _described(self) -> dict[str, str]:

@@ -7,20 +7,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 import torch
 
 from lacova.covariates.masked_loss import masking_rate
 from lacova.covariates.single_imputation import FILLS, Fill
+from lacova.data.holdout import HeldOut, hold_out
 from lacova.data.io.dataframes import to_pandas
 from lacova.data.io.parquet import Layout, Source
 from lacova.data.labels import Fingerprints
+from lacova.data.schema import Schema
 from lacova.data.statistics import ColumnStatistics
 from lacova.data.survey import Survey, lay_out, survey
 from lacova.data.table import Table
 from lacova.data.table_encoder import TableEncoder
 from lacova.inference.vae import ConditionalVAE
 from lacova.models.builder import build
+from lacova.models.findings import Findings, examine
 from lacova.models.settings import Storable, identity
 from lacova.models.streams import opened
 from lacova.nn.threads import suitable_threads
@@ -29,6 +33,7 @@ from lacova.training.distributed import Team
 from lacova.training.loader import Loader, TableLoader
 from lacova.training.members import train_member
 from lacova.training.options import FitOptions
+from lacova.training.progress import say
 from lacova.training.start import start_from_factors
 from lacova.training.stream import StreamLoader
 from lacova.training.trainer import Outcome, Trainer
@@ -40,6 +45,8 @@ class FittedParts(NamedTuple):
     encoder: TableEncoder
     fill: Fill | None
     trained: frozenset[Any] | Fingerprints
+    held_out: HeldOut
+    findings: Findings
     vae: ConditionalVAE
     members: tuple[ConditionalVAE, ...] = ()
 
@@ -54,6 +61,7 @@ class TrainingData(NamedTuple):
     train: Loader
     validation: Loader | None
     trained: frozenset[Any] | Fingerprints
+    held_out: HeldOut
     options: FitOptions
 
 
@@ -64,6 +72,8 @@ def fit_process(
     """Fit in this process; the model itself stays as it was."""
     with suitable_threads(model.networks.parallel):
         data = read_training_data(model, train, validation, options, device, team)
+        if team.main and data.held_out.count and not data.held_out.given:
+            say(_choice(data.held_out, model.schema), options.progress)
         files = _checkpoints(model, checkpoint if team.main else None, data.options)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(options.seed)
@@ -71,9 +81,17 @@ def fit_process(
             if options.start == "factors":
                 start_from_factors(vae, data.table, options.seed)
         vae.to(device)
-        outcome = Trainer(vae, data.train, data.validation, data.options, files[0]).run()
+        only_guard = not data.held_out.given
+        outcome = Trainer(vae, data.train, data.validation, data.options, files[0], only_guard=only_guard).run()
+        rows = (batch.gather().batch for batch in data.train.in_order(vae, masked=False))
+        findings = examine(vae, data.encoder, data.table, rows, model.noise_floor)
         members, outcome = _members(vae, data.train, data.options, files, outcome)
-    return FittedParts(data.encoder, data.fill, data.trained, vae, members), outcome
+    return FittedParts(data.encoder, data.fill, data.trained, data.held_out, findings, vae, members), outcome
+
+
+def _choice(held_out: HeldOut, schema: Schema) -> str:
+    units = "rows" if schema.instance is None else f"different {schema.instance!r}"
+    return f"{held_out.count:,} {units} are held out to choose the best weights; validation=False trains on all."
 
 
 def _members(
@@ -126,6 +144,8 @@ def read_training_data(
                 "leave members out, or fit to a DataFrame."
             )
         options = replace(options, members=1)
+    validation = opened(validation, schema.instance, schema.columns)
+    data, validation, given = hold_out(data, schema, validation, options.seed)
     first_pass: Survey | None = None
     if isinstance(data, Source):
         first_pass = survey(data, schema, options.seed)
@@ -154,16 +174,20 @@ def read_training_data(
     def stream(source: Source, layout: Layout, read: Callable[[Any], Table]) -> Loader:
         return StreamLoader(source, layout, schema.columns, read, table, rate, options, device, team)
 
-    held_out, loader = opened(validation, schema.instance, schema.columns), None
-    if isinstance(held_out, Source):
-        loader = stream(held_out, lay_out(held_out, schema.columns, encode), encode_validation)
-    elif held_out is not None:
-        loader = TableLoader(encode_validation(held_out), rate, options, device, team)
+    held_out, loader = HeldOut(), None
+    if isinstance(validation, Source):
+        layout = lay_out(validation, schema.columns, encode_validation)
+        loader = stream(validation, layout, encode_validation)
+        held_out = HeldOut(np.sort(layout.prints), int(layout.units.sum()), given)
+    elif validation is not None:
+        frame, _ = to_pandas(validation, schema.columns)
+        loader = TableLoader(encode_validation(frame), rate, options, device, team)
+        held_out = HeldOut.of(frame, encoder, given)
     if first_pass is None:
         rows = TableLoader(table, rate, options, device, team)
-        return TrainingData(encoder, fill, table, rows, loader, frozenset(table.labels), options)
-    trained = Fingerprints(first_pass.layout.prints)
-    return TrainingData(encoder, fill, table, stream(data, first_pass.layout, encode), loader, trained, options)
+        return TrainingData(encoder, fill, table, rows, loader, frozenset(table.labels), held_out, options)
+    trained, rows_of_stream = Fingerprints(first_pass.layout.prints), stream(data, first_pass.layout, encode)
+    return TrainingData(encoder, fill, table, rows_of_stream, loader, trained, held_out, options)
 
 
 def _resolved(options: FitOptions, table: Table, layout: Layout | None) -> FitOptions:

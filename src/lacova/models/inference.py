@@ -17,6 +17,7 @@ from torch import Tensor
 from lacova.covariates.single_imputation import Fill
 from lacova.data.batches import Batches
 from lacova.data.errors import DataError, about
+from lacova.data.holdout import HeldOut
 from lacova.data.io.dataframes import Frame, to_pandas
 from lacova.data.io.parquet import is_stream
 from lacova.data.labels import Fingerprints
@@ -58,6 +59,7 @@ class Inference:
     vae: ConditionalVAE | None
     members: tuple[ConditionalVAE, ...]
     training_instances: frozenset[Any] | Fingerprints
+    held_out: HeldOut
     options: FitOptions
 
     @with_suitable_threads
@@ -408,6 +410,30 @@ class Inference:
         names = [f"z{k + 1}" for k in range(self.latent_dim)]
         columns = [*names, *(f"{name}_var" for name in names)]
         return origin.table(pd.DataFrame(values.numpy(), index=frame.index, columns=columns))
+
+    def was_held_out(self, data: Any) -> Any:
+        """Return which rows of a table `fit` did not train on, but held out or was given as validation rows.
+
+        Patients are known by their labels, rows without patients by their content.
+
+        Args:
+            data: a table in memory with the columns of the schema.
+
+        Returns:
+            a column of True and False, in the library of the table.
+
+        Examples:
+            >>> import numpy as np, pandas as pd, lacova
+            >>> table = pd.DataFrame({"alt": np.arange(50.0), "ast": np.arange(50.0)[::-1]})
+            >>> model = lacova.VAE(lacova.Schema(["alt", "ast"], {}), latent_dim=1)
+            >>> held_out = model.fit(table, validation=0.2, max_epochs=1).was_held_out(table)
+            >>> int(held_out.sum()), len(lacova.recover(model, table[held_out]).masked)
+            (10, 10)
+        """
+        encoder, _ = self.fitted()
+        frame, origin = to_pandas(in_memory(data, "was_held_out"), self.schema.columns)
+        encoder.require(frame)
+        return origin.series(pd.Series(self.held_out.among(frame, encoder), index=frame.index, name="held_out"))
 
     @with_suitable_threads
     @torch.no_grad()

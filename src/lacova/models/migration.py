@@ -24,6 +24,10 @@ TENSORS = {
 }
 SETTINGS = {"level_slopes": "fixed_effects"}
 OPTIONS_BEFORE = {"schedule": "constant", "start": "random", "members": 1}  # of files without these options
+# Parts of the document that older files lack.
+NOT_KEPT: dict[str, Any] = {
+    "held out": {"count": 0, "given": False}, "findings": {"used": None, "concerns": {}},
+}  # fmt: skip
 OPTIONS = {"recall": "masked_loss"}
 TRAINING = {"recall": "masked_log_prob", "validation_recall": "validation_masked_log_prob"}
 
@@ -39,6 +43,9 @@ def migrated(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tupl
         if "patient_factors" not in settings:  # coefficients of intercepts alone, each by itself
             tensors = _with_covariances(tensors)
         document["settings"] = {name: value for name, value in BEFORE.items() if name in known} | settings
+        for part, nothing in NOT_KEPT.items():
+            document.setdefault(part, nothing)
+        tensors = {"held_out": torch.zeros(0, dtype=torch.int64)} | dict(tensors)
     if isinstance(document.get("options"), dict):
         older = "start" not in document["options"] and document["options"].get("prior_every") is None
         never = {"prior_every": 0} if older else {}  # None was for no update of the prior

@@ -17,6 +17,7 @@ from torch import nn
 
 from lacova import __version__
 from lacova.covariates.single_imputation import Fill
+from lacova.data.holdout import HeldOut
 from lacova.data.io.archive import StorageError, digest, pack, unpack, written_by
 from lacova.data.labels import Fingerprints
 from lacova.data.registry import PARTS, configured, factory, lookup, name_of, registered
@@ -24,6 +25,7 @@ from lacova.data.schema import Schema
 from lacova.data.table_encoder import TableEncoder
 from lacova.inference.vae import ConditionalVAE
 from lacova.models.builder import Blueprint
+from lacova.models.findings import Findings
 from lacova.nn.networks import Networks
 from lacova.training.options import FitOptions
 
@@ -50,6 +52,9 @@ class Storable(Blueprint, Protocol):
     vae: ConditionalVAE | None
     members: tuple[ConditionalVAE, ...]
     training_instances: frozenset[Any] | Fingerprints
+    held_out: HeldOut
+    findings: Findings
+    noise_floor: float
     options: FitOptions
 
     def __init__(self, schema: Schema, **settings: Any) -> None: ...

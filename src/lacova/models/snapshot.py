@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lacova.covariates.prior import FactorisedPrior
 from lacova.covariates.single_imputation import FILLS, FITTED_FILLS, Fill, feature_width
+from lacova.data.holdout import HeldOut
 from lacova.data.io.archive import StorageError, pack, unpack
 from lacova.data.labels import Fingerprints
 from lacova.data.registry import name_of
@@ -24,6 +25,7 @@ from lacova.data.statistics import NORMAL
 from lacova.data.table_encoder import TableEncoder
 from lacova.inference.vae import ConditionalVAE
 from lacova.models.builder import build_blank
+from lacova.models.findings import Findings
 from lacova.models.settings import (
     LABEL,
     M,
@@ -59,6 +61,8 @@ def take_apart(model: Storable) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "sizes": {"inducing": vae.prior.inducing_count, "covariate prior": vae.covariate_prior.sizes()},
         "training": pack(list(training.columns), "columns of training"),
         "members": len(model.members),
+        "held out": {"count": model.held_out.count, "given": model.held_out.given},
+        "findings": {"used": model.findings.used, "concerns": dict(model.findings.concerns)},
         "trained": pack(known, f"labels of the instance column {schema.instance!r}"),
     }
     try:
@@ -78,6 +82,7 @@ def take_apart(model: Storable) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors["encoder.knots"] = torch.as_tensor(knots_as_table(encoder.scales.knots))
     if isinstance(model.training_instances, Fingerprints):
         tensors["trained"] = torch.as_tensor(model.training_instances.sorted.view(np.int64))
+    tensors["held_out"] = torch.as_tensor(model.held_out.prints.view(np.int64))
     tensors["training"] = torch.tensor(training.to_numpy(dtype=float))
     if fill is not None:
         tensors |= {f"fill.{name}": value for name, value in fill.marginal.state_dict().items()}
@@ -109,6 +114,7 @@ def put_together(document: Mapping[str, Any], tensors: Mapping[str, Tensor], cla
     model.training_instances = frozenset(_labels(unpack(document["trained"])))
     if "trained" in parts.left:  # of a stream, whose labels are not kept
         model.training_instances = Fingerprints(parts.take("trained", torch.int64, None).numpy().view(np.uint64))
+    model.held_out, model.findings = _held_out(document, parts), _findings(document)
     columns = _labels(unpack(document["training"]))
     model.training = pd.DataFrame(
         parts.take("training", torch.float64, None, len(columns)).numpy(), columns=list(columns)
@@ -159,6 +165,24 @@ def _encoder(schema: Schema, document: Mapping[str, Any], parts: _Tensors, norma
     log = np.array([kind == "lognormal" for kind in kinds], dtype=bool)
     y_scales = Scales(scales["y_shift"], scales["y_scale"], log, spread, knots)
     return TableEncoder(schema, y_scales, scales["x_shift"], scales["x_scale"], levels)
+
+
+def _held_out(document: Mapping[str, Any], parts: _Tensors) -> HeldOut:
+    """Return what was held out."""
+    known = document["held out"]
+    if not isinstance(known, dict) or type(known.get("given")) is not bool:
+        raise StorageError("what it held out cannot be read")
+    prints = parts.take("held_out", torch.int64, None).numpy().view(np.uint64)
+    return HeldOut(np.sort(prints), whole_size(known.get("count"), 0), known["given"])
+
+
+def _findings(document: Mapping[str, Any]) -> Findings:
+    """Return what was found when the model was fitted."""
+    known = document["findings"]
+    used, concerns = known["used"], known["concerns"]
+    if not isinstance(concerns, dict) or not all(isinstance(text, str) for text in concerns.values()):
+        raise StorageError("what was found about it cannot be read")
+    return Findings(None if used is None else whole_size(used, 0), concerns)
 
 
 def _labels(values: Any) -> tuple[Any, ...]:

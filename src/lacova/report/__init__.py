@@ -28,15 +28,17 @@ from lacova.report.effects import component_effects
 from lacova.report.joint import joint_facts
 from lacova.report.latent import latent_space
 from lacova.report.patients import trajectories
+from lacova.report.tested import OUT_OF_TRAINING, choose_tested
 from lacova.report.warnings import warnings
 
 CHECKED_ROWS, CHECKED_ENTRIES = 2000, 60_000  # maximum sizes of the table of which a share is hidden
+SHARE, FEW_SHARE, FEW_ROWS = 0.1, 0.3, 500  # the share, and that of fewer rows that were held out
 
 
 def write(
     model: Model, data: Any = None, out: str | os.PathLike[str] = "report.html", *, held_out: Any = None,
-    patients: bool = True, share: float = 0.1, draws: int = 100, seed: int = 0, images: tuple[int, int] | None = None,
-    truth: Any = None, command: str | None = None,
+    patients: bool = True, share: float | None = None, draws: int = 100, seed: int = 0,
+    images: tuple[int, int] | None = None, truth: Any = None, command: str | None = None,
 ) -> Path:  # fmt: skip
     """Write a report on a fitted model and, if given, on data.
 
@@ -44,9 +46,11 @@ def write(
         model: a fitted model.
         data: rows with measurements and covariates, usually those it was fitted to; None to describe the model alone.
         out: the HTML file, written completely or not at all.
-        held_out: rows that were not in training, to measure the quality of imputation on instead of `data`.
+        held_out: rows that were not in training, to measure the quality of imputation on. None for those of `data`
+            that `fit` held out; if there are none, for `data`, and the report says so.
         patients: False to leave out everything that belongs to single patients: labels, values, trajectories.
-        share: the share of observed entries to hide, to measure how well they are imputed.
+        share: the share of observed entries to hide, to measure how well they are imputed. None for a tenth, or three
+            tenths of fewer than 500 rows that were held out.
         draws: the number of draws behind every figure.
         seed: the seed of all random numbers.
         images: height and width, if a row's measurements are the pixels of an image, to show some of them.
@@ -64,7 +68,7 @@ def write(
 
 
 def contents(
-    model: Model, data: Any = None, *, held_out: Any = None, patients: bool = True, share: float = 0.1,
+    model: Model, data: Any = None, *, held_out: Any = None, patients: bool = True, share: float | None = None,
     draws: int = 100, seed: int = 0, images: tuple[int, int] | None = None, truth: Any = None,
     command: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
@@ -81,13 +85,15 @@ def contents(
             f"patients every figure rests on {options.min_patients} at least. Give more rows, or describe the model "
             "alone."
         )
-    tested = frame if held_out is None else _table(held_out, model, "held_out")
+    tested, origin = choose_tested(model, frame, None if held_out is None else _table(held_out, model, "held_out"))
     recovery = None
-    content |= {"columns": [], "held_out": held_out is not None}
+    content |= {"columns": [], "tested": origin}
     shown: list[str] = []
     if tested is not None:
         shown = facts.shown_measurements(tested, schema)
         units = _checked_units(tested, model)
+        if share is None:
+            share = FEW_SHARE if origin in OUT_OF_TRAINING and len(tested) < FEW_ROWS else SHARE
         recovery = recover(model, facts.sample_units(tested, schema, units, seed), share=share, seed=seed, draws=draws)
         content["calibration"] = facts.calibration(recovery, shown, options)
         content["joint"] = joint_facts(recovery, options)
@@ -103,7 +109,7 @@ def contents(
             known = None if truth is None else without_gaps(_table(truth, model, "truth"), frame, schema)
             content["images"] = _images(model, frame, known, images)
     content["recovery"] = recovery
-    content["warnings"] = warnings(model, frame, content["columns"], recovery, options.min_patients)
+    content["warnings"] = warnings(model, frame, content["columns"], recovery, options.min_patients, origin)
     content["reproduce"] = _reproduce(model, options, share, command)
     return content
 
@@ -161,16 +167,18 @@ def _images(model: Model, frame: pd.DataFrame, truth: pd.DataFrame | None, shape
     return file.getvalue()
 
 
-def _reproduce(model: Model, options: facts.ReportOptions, share: float, command: str | None) -> Mapping[str, str]:
+def _reproduce(
+    model: Model, options: facts.ReportOptions, share: float | None, command: str | None
+) -> Mapping[str, str]:
     """Return what is needed to reproduce the report and the model, by name."""
     training = {k: v for k, v in asdict(model.options).items() if v is not None}
-    rows = "train, validation" if model.training is not None and "validation" in model.training else "train"
+    rows = "train, validation" if model.held_out.given else "train"
+    hidden = "" if share is None else f"share={share:g}, "
     origin = "" if model._written_by is None else (
         f"lacova {model._written_by}; the versions of other packages at training are not stored in it"
     )  # fmt: skip
     return {
-        "command": command
-        or f"lacova.report.write(model, data, share={share:g}, draws={options.draws}, seed={options.seed})",
+        "command": command or f"lacova.report.write(model, data, {hidden}draws={options.draws}, seed={options.seed})",
         "seed of the report": str(options.seed),
         "seed of training": str(training["seed"]),
         "training": f"{type(model).__name__}(schema, {_call(arguments(model))}).fit({rows}, {_call(training)})",

@@ -23,6 +23,7 @@ from lacova.models.cvae import CVAE
 from lacova.models.gp_prior_vae import GPPriorVAE
 from lacova.report.facts import MIN_PATIENTS
 from lacova.report.patients import MAX_PATIENTS
+from lacova.report.tested import DESCRIBED
 
 MAX_COLUMNS = 100  # lines of a table of columns; with more, columns are mostly pixels
 DESCRIPTIONS = {
@@ -184,14 +185,10 @@ def _quality(content: dict[str, Any]) -> str:
     recovery: Recovery | None = content["recovery"]
     if recovery is None:
         return _paragraph("No data were given, so no values could be hidden and compared. Add --data.")
-    where = "rows that were held out of training" if content["held_out"] else (
-        "the rows of the data given; if the model was fitted to them, training used the hidden values too, and rows "
-        "held out of training (--held-out) would be a harder test"
-    )  # fmt: skip
     about = (
         f"{recovery.share:.0%} of the observed entries were hidden at random (seed {recovery.seed}), imputed, and "
         f"compared with their true values: {len(recovery.numbers):,} numbers and {len(recovery.categories):,} "
-        f"categories, in {where}."
+        f"categories, in {DESCRIBED[content['tested']]}."
     )
     summary = recovery.summary()
     rare = summary["patients"] < content["options"].min_patients

@@ -11,6 +11,7 @@ from lacova.analysis.recovery import COVERAGES, Recovery
 from lacova.models.base import Model
 from lacova.report.facts import Facts
 from lacova.report.joint import pair_name
+from lacova.report.tested import FLATTERING, GIVEN, OUT_OF_TRAINING
 
 EMPTY, FEW_VALUES, FEW_UNITS = 0.9, 20, 30  # share missing, values of a column, patients or rows
 TOLERANCE = 0.04  # of coverage, beyond what chance explains
@@ -19,10 +20,14 @@ NINETY = COVERAGES.index(0.9)
 
 
 def warnings(
-    model: Model, frame: pd.DataFrame | None, columns: list[Facts], recovery: Recovery | None, min_patients: int = 1
-) -> list[str]:
-    """Return warnings in sentences; those on imputation concern columns hidden in at least `min_patients` patients."""
-    sentences = not_converged(model)
+    model: Model, frame: pd.DataFrame | None, columns: list[Facts], recovery: Recovery | None, min_patients: int = 1,
+    tested: str = GIVEN,
+) -> list[str]:  # fmt: skip
+    """Return warnings in sentences; those on imputation concern columns hidden in at least `min_patients` patients.
+
+    `tested` says where the rows come from that imputation was measured on.
+    """
+    sentences = not_converged(model) + list(model.findings.concerns.values())
     if frame is not None:
         count = frame[model.schema.instance].nunique() if model.schema.instance is not None else len(frame)
         what = "patients" if model.schema.instance is not None else "rows"
@@ -30,6 +35,7 @@ def warnings(
             sentences.append(f"There are only {count} {what}: all figures here are rough.")
         sentences += nearly_empty(columns)
     if recovery is not None:
+        sentences += [] if tested in OUT_OF_TRAINING else [FLATTERING]
         sentences += poor_calibration(recovery, min_patients) + no_better_than_the_mean(recovery, min_patients)
         sentences += loses_correlations(recovery, min_patients)
     return sentences

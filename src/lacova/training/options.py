@@ -90,7 +90,8 @@ class FitOptions:
             for 1 if a patience is given or rates are constant, else for about 30 looks in all.
         latent_weight: initial weight of the latent KL, which falls geometrically to 1. With a large weight, a decoder
             with input x first learns what x explains, before z can replace it; `CVAE` therefore starts at 100.
-        latent_epochs: epochs until the weight of the latent KL is 1; None for a third of `max_epochs`.
+        latent_epochs: epochs until the weight of the latent KL is 1; None for a third of `max_epochs`. No earlier epoch
+            counts as the best on the validation rows.
         masked_loss: weight of the masked-covariate loss. It masks some observed covariates and adds their log
             probability under q(x_u | ·) to the objective. 0 leaves it out; models whose q depends on y use 1.
         encoder_dropout: largest share of a row's observed measurements that is hidden from the encoder. In every step,

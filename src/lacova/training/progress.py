@@ -1,7 +1,8 @@
-"""A progress bar on stderr."""
+"""A progress bar on stderr, and remarks beside it."""
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from collections.abc import Mapping
@@ -11,6 +12,8 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
+
+log = logging.getLogger("lacova")
 
 # The terms that the bar shows, and what it calls them.
 SHORT_NAMES = {
@@ -42,6 +45,18 @@ class _RichBar(Progress):
         self.update(self._training, completed=done, note=note)
 
 
+def say(text: str, show: bool | None) -> None:
+    """Write a line on stderr where a progress bar would be shown, else to the log."""
+    if _shown(show):
+        Console(file=sys.stderr).print(text, soft_wrap=True, highlight=False, markup=False)
+    else:
+        log.info(text)
+
+
+def _shown(show: bool | None) -> bool:
+    return sys.stderr.isatty() if show is None else show
+
+
 def progress(total: int, show: bool | None) -> AbstractContextManager[Bar | None]:
     """Return a progress bar over `total` epochs or other things.
 
@@ -49,7 +64,7 @@ def progress(total: int, show: bool | None) -> AbstractContextManager[Bar | None
         total: how many there are.
         show: whether to show it; None shows it in a terminal only.
     """
-    if not (sys.stderr.isatty() if show is None else show):
+    if not _shown(show):
         return nullcontext()
     bar = _RichBar(
         MofNCompleteColumn(table_column=Column(min_width=2 * len(str(total)) + 1, no_wrap=True)),

@@ -51,4 +51,4 @@ def masking_rate(table: Table) -> Tensor:
 def masked_log_prob(q: FactorisedDistribution, batch: Batch, masked: Batch, space: CovariateSpace) -> Tensor:
     """Compute Σ log q over the entries observed in `batch` but not in `masked`; a visit-constant one counts once."""
     entries = factorised.free_entries(batch, space, masked.x_mask) & batch.x_mask
-    return factorised.log_density(q, batch.x[None], entries, space).sum()
+    return factorised.log_density(q.by_entry(), batch.x[None], entries, space).sum()

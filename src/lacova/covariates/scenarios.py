@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from lacova.covariates.factorised import share_static
+from lacova.covariates.paths import correlated
 from lacova.data.batches import Batch, Blocks, blocks
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import FactorisedDistribution
@@ -189,7 +190,7 @@ class Plan:
         self, distribution: FactorisedDistribution, batch: Batch, space: CovariateSpace, eps: StandardDraws
     ) -> Scenarios:
         """Fill in values and weights under `distribution`."""
-        eps_x = share_static(eps.x, batch, space)
+        eps_x = share_static(correlated(eps.x, distribution, batch), batch, space)
         mean, sd = (part.index_select(0, self.row) for part in (distribution.mean, distribution.var.sqrt()))
         drawn = mean + sd * eps_x[self.sample, self.row]
         if space.categorical:  # lines that only fill up a shape must hold levels, too: a density is evaluated there
@@ -389,8 +390,11 @@ def _missing_levels(
 
 
 def fill(distribution: FactorisedDistribution, batch: Batch, space: CovariateSpace, eps: StandardDraws) -> Tensor:
-    """Fill gaps by draws (S×N×Q), shared within a patient if visit-constant; `eps` is of each row, or one for all."""
-    x = distribution.mean + distribution.var.sqrt() * eps.x
+    """Fill gaps by draws (S×N×Q), shared within a patient if visit-constant.
+
+    `eps` is of each row; or one for all, if the distribution has no paths.
+    """
+    x = distribution.mean + distribution.var.sqrt() * correlated(eps.x, distribution, batch)
     if space.categorical:
         categorical = space.on(x.device).categorical
         levels = draw_levels(distribution, space, eps.uniform[: len(x)])

@@ -107,7 +107,7 @@ def _covariate_prior(model: Blueprint) -> Any:
         return _Configured(covariates) if isinstance(covariates, partial) else covariates
     if covariates != "joint":
         return FactorisedPrior
-    return JointPrior if model.schema.instance is None else LongitudinalPrior
+    return JointPrior if model.schema.instance is None else _Configured(partial(LongitudinalPrior, paths=model._joint))
 
 
 class _Configured:

@@ -106,6 +106,10 @@ class GPPriorVAE(Model):
         self.inducing = whole_number(inducing, "inducing")
 
     @property
+    def _joint(self) -> bool:
+        return self.expectation == "sample" and super()._joint
+
+    @property
     def _has_random_effects(self) -> bool:
         return bool(self.patient_effects) and self.schema.instance is not None
 

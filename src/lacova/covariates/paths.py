@@ -7,14 +7,15 @@ that are no neighbours is 0. `Paths.coupling` fixes this number as −λ, so tha
     ρ/(1 − ρ²) = κ = λ s s₋
 
 Prior and posterior share λ. The posterior is thus the prior times a normal factor for each entry: of all distributions
-with its own means and variances, the one that is nearest to the prior. Where it is as wide as the prior, it remembers as
-much; where the measurements tell an entry, it is drawn by itself.
+with its own means and variances, the one that is nearest to the prior. Where it is as wide as the prior, it remembers
+as much; the closer the measurements tell an entry, the less it has to do with its neighbours.
 
 A sum along a run, f_i = w_i + a_i f_{i−1}, takes log₂(longest run) operations on all entries at once.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -50,23 +51,23 @@ def before(values: Tensor, paths: Paths) -> Tensor:
     return _pick(values, _places(paths.before))
 
 
-def memory(distribution: FactorisedDistribution, paths: Paths) -> Memory:
-    """Return how much the entries of a distribution remember of the ones before them."""
-    sd = distribution.var.sqrt()
-    return Memory.of(paths.coupling * sd * before(sd, paths))
+def memory(distribution: FactorisedDistribution) -> Memory:
+    """Return how much the entries of a distribution remember of the ones before them; nothing without paths."""
+    sd, paths = distribution.var.sqrt(), distribution.paths
+    return Memory.of(torch.zeros_like(sd) if paths is None else paths.coupling * sd * before(sd, paths))
 
 
 def correlated(eps: Tensor, distribution: FactorisedDistribution, batch: Batch) -> Tensor:
-    """Turn independent standard normals (…×N×Q) into paths of standard normals: ε_i = ρ_i ε_{i−1} + √(1 − ρ_i²) eps_i."""
+    """Turn independent standard normals e (…×N×Q) into paths of them: ε_i = ρ_i ε_{i−1} + √(1 − ρ_i²) e_i."""
     paths = distribution.paths
     if paths is None:
         return eps
-    kept = memory(distribution, paths)
+    kept = memory(distribution)
     return _scan(eps * kept.remainder.sqrt(), kept.correlation, _places(paths.before), batch)
 
 
 def kl_of_pairs(q: FactorisedDistribution, p: FactorisedDistribution, paths: Paths) -> Tensor:
-    """Compute what the paths add to the KL of the single entries (N×Q), at the later entry of each pair.
+    """Compute what the paths of p add to the KL of the single entries (N×Q), at the later entry of each pair.
 
     For a Markov chain, KL[q ‖ p] = Σ_i KL[q_i ‖ p_i] + Σ_i (KL of the pair (i − 1, i) − KL of its two entries). With
     u = (μ_q − μ_p)/s_p and s = s_q/s_p, the second term is
@@ -77,8 +78,7 @@ def kl_of_pairs(q: FactorisedDistribution, p: FactorisedDistribution, paths: Pat
     """
     u, s = (q.mean - p.mean) * p.var.rsqrt(), (q.var / p.var).sqrt()
     u0, s0 = before(u, paths), before(s, paths)
-    prior = memory(p, paths)
-    own = Memory.of(torch.zeros_like(u)) if q.paths is None else memory(q, paths)
+    prior, own = memory(p), memory(q)
     apart = (u - u0).square() + (s - s0).square() + 2.0 * s * s0 * own.loss
     alone = prior.loss * (u.square() + u0.square() + s.square() + s0.square())
     quadratic = prior.correlation * (apart - alone) / prior.remainder
@@ -90,7 +90,7 @@ def log_density_of_pairs(distribution: FactorisedDistribution, x: Tensor) -> Ten
     paths = distribution.paths
     if paths is None:
         return torch.zeros_like(x)
-    kept = memory(distribution, paths)
+    kept = memory(distribution)
     e = (x - distribution.mean) * distribution.var.rsqrt()
     e0 = before(e, paths)
     apart = (e - e0).square() - kept.loss * (e.square() + e0.square())
@@ -111,10 +111,10 @@ def spread(q: FactorisedDistribution, prior: FactorisedDistribution, batch: Batc
         return q
     linked, scale = paths.linked, prior.var.sqrt()
     told = (batch.y_mask.any(1)[:, None] & linked).to(scale.dtype)
-    log_ratio = _average(0.5 * (q.var / prior.var).log(), told, memory(prior, paths), paths, batch)
+    log_ratio = _average(0.5 * (q.var / prior.var).log(), told, memory(prior), paths, batch)
     ratio = log_ratio.exp()
     var = torch.where(linked, prior.var * ratio.square(), q.var)
-    kept = memory(FactorisedDistribution(prior.mean, var.detach(), q.log_prob), paths)
+    kept = memory(replace(prior, var=var.detach()))
     shift = ratio * _average((q.mean - prior.mean) / (scale * ratio), told, kept, paths, batch)
     mean = torch.where(linked, prior.mean + scale * shift, q.mean)
     return FactorisedDistribution(mean, var, q.log_prob, paths)

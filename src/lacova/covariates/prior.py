@@ -243,9 +243,10 @@ class JointPrior(CovariatePrior):
         x, mask = table.x.to(self.mixture.mean), table.x_mask.to(self.mixture.mean.device)
         chunks = [self.mixture.condition(x[r], mask[r]) for r in torch.arange(len(x)).split(self.mixture.chunk())]
         marginals = [self.mixture.distribution(chunk) for chunk in chunks]
-        distribution = FactorisedDistribution(
-            *(torch.cat([getattr(marginal, name) for marginal in marginals]) for name in ("mean", "var", "log_prob"))
+        mean, var, log_prob = (
+            torch.cat([getattr(marginal, name) for marginal in marginals]) for name in ("mean", "var", "log_prob")
         )
+        distribution = FactorisedDistribution(mean, var, log_prob)
         conditional = ConditionalPrior(distribution, torch.cat([chunk.log_marginal for chunk in chunks]))
         return conditional.to(table.x.dtype).to(table.x.device)
 

@@ -20,8 +20,8 @@ class Paths:
     of whole patients.
 
     Attributes:
-        before, after: from each entry to the gaps before and after it in its run, in rows (N×Q); 0 where there is none.
-        coupling: λ ≥ 0, the precision between an entry and the one before it, with a minus (N×Q); 0 where there is none.
+        before, after: from each entry to the gaps before and after it in its run, in rows (N×Q); 0 for none.
+        coupling: λ, the precision between an entry and the one before it, with a minus (N×Q); 0 for none.
     """
 
     before: Tensor
@@ -112,8 +112,9 @@ class FactorisedDistribution:
     def above(self, other: FactorisedDistribution) -> FactorisedDistribution:
         """Return the distribution of these rows and, below them, those of another."""
         parts = ((self.mean, other.mean), (self.var, other.var), (self.log_prob, other.log_prob))
+        mean, var, log_prob = (torch.cat(part) for part in parts)
         both = None if self.paths is None or other.paths is None else self.paths.above(other.paths)
-        return FactorisedDistribution(*(torch.cat(part) for part in parts), both)
+        return FactorisedDistribution(mean, var, log_prob, both)
 
     def halves(self) -> tuple[FactorisedDistribution, FactorisedDistribution]:
         """Return the distributions of the first and of the second half of the rows."""

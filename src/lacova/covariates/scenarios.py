@@ -203,7 +203,7 @@ class Plan:
             own = distribution if self.pad is not None else distribution.by_entry()
             code = self.code
             if self.draws_levels:
-                levels = draw_levels(distribution, eps.uniform, batch)
+                levels = draw_levels(distribution, space, eps.uniform, batch)
                 drawn_code = levels[self.draw[self.entry_scenario], self.entry_row, self.entry_column]
                 code = torch.where(self.enumerated, code, drawn_code)
             if own.paths is None:
@@ -405,7 +405,7 @@ def fill(distribution: FactorisedDistribution, batch: Batch, space: CovariateSpa
     x = distribution.mean + distribution.var.sqrt() * correlated(eps.x, distribution, batch)
     if space.categorical:
         categorical = space.on(x.device).categorical
-        levels = draw_levels(distribution, eps.uniform[: len(x)], batch)
+        levels = draw_levels(distribution, space, eps.uniform[: len(x)], batch)
         x = x.index_copy(-1, categorical, levels[..., categorical].to(x.dtype))
     return torch.where(batch.x_mask, batch.x, share_static(x, batch, space))
 

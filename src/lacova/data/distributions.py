@@ -51,6 +51,10 @@ class Paths:
         )
         return Paths(before, after, torch.where(before != 0, self.coupling, 0.0)).take(rows)
 
+    def columns(self, columns: Tensor) -> Paths:
+        """Return the paths of some columns, by index."""
+        return Paths(*(part.index_select(1, columns) for part in self.parts))
+
     def above(self, other: Paths) -> Paths:
         """Return the paths of these rows and, below them, those of others."""
         return Paths(*(torch.cat(pair) for pair in zip(self.parts, other.parts, strict=True)))
@@ -119,6 +123,14 @@ class FactorisedDistribution:
         if paths is not None and log_step is not None:
             log_step = torch.where((paths.before != 0)[..., None, None], log_step, log_prob[..., None, :])
         return FactorisedDistribution(self.mean[rows], self.var[rows], log_prob, paths, log_step)
+
+    def columns(self, columns: Tensor) -> FactorisedDistribution:
+        """Return the distribution of some columns, by index."""
+        mean, var, log_prob = (part.index_select(1, columns) for part in (self.mean, self.var, self.log_prob))
+        log_step = None if self.log_step is None else self.log_step.index_select(1, columns)
+        return FactorisedDistribution(
+            mean, var, log_prob, None if self.paths is None else self.paths.columns(columns), log_step
+        )  # fmt: skip
 
     def above(self, other: FactorisedDistribution) -> FactorisedDistribution:
         """Return the distribution of these rows and, below them, those of another."""

@@ -258,10 +258,10 @@ def chain_case(seed=0, possible=3):
     return paths, prior, own, batch
 
 
-def prior_step(prior, row, last):
+def step_of(distribution, row, last):
     """P(b | a) as the module states it, in a loop."""
-    then, now = prior.log_prob[last, 1].exp().tolist(), prior.log_prob[row, 1].exp().tolist()
-    keep = float(prior.paths.coupling[row, 1])
+    then, now = (distribution.log_prob[at, 1].exp().tolist() for at in (last, row))
+    keep = float(distribution.paths.coupling[row, 1])
     more = [max(0.0, n - t) for t, n in zip(then, now, strict=True)]
     total = sum(more)
     step = torch.zeros(3, 3, dtype=torch.float64)
@@ -273,25 +273,14 @@ def prior_step(prior, row, last):
     return step
 
 
-def tables(prior, own, batch):
-    """Joint tables of prior and posterior of the run of 4, over its 3⁴ paths."""
+def table_of(distribution):
+    """Return the joint table of the run of 4, over its 3⁴ paths."""
     run = CHAIN[1][0]
-    table = prior.log_prob[run[0], 1].exp()[:, None, None, None]
-    for k in range(1, 4):
-        shape = [1] * 4
-        shape[k - 1] = shape[k] = 3
-        table = table * prior_step(prior, run[k], run[k - 1]).view(shape)
-    weight = batch.y_mask[list(run), 0].double()
-    keep = prior.paths.coupling[list(run), 1]
-    posterior = table.clone()
-    for k in range(4):
-        near = sum(weight[j] * torch.prod(keep[min(j, k) + 1 : max(j, k) + 1]) for j in range(4))
-        share = weight[k] / max(1.0, float(near))
-        factor = (share * (own.log_prob - prior.log_prob)[run[k], 1].nan_to_num(0.0)).exp()
-        shape = [1] * 4
-        shape[k] = 3
-        posterior = posterior * factor.view(shape)
-    return table, posterior / posterior.sum()
+    probs = distribution.log_prob[list(run), 1].exp()
+    if distribution.paths is None:
+        return torch.einsum("a,b,c,d->abcd", *probs)
+    steps = [step_of(distribution, run[k], run[k - 1]) for k in (1, 2, 3)]
+    return torch.einsum("a,ab,bc,cd->abcd", probs[0], *steps)
 
 
 def marginals(table):
@@ -300,40 +289,48 @@ def marginals(table):
 
 @pytest.mark.parametrize("possible", [3, 2])
 @pytest.mark.parametrize("seed", range(3))
-def test_levels_of_a_run_are_the_prior_chain_times_factors(seed, possible):
+def test_levels_of_a_run_are_a_chain_with_their_own_probabilities(seed, possible):
     _, prior, own, batch = chain_case(seed, possible)
     run = list(CHAIN[1][0])
-    p, posterior = tables(prior, own, batch)
-    assert_close(marginals(p), prior.log_prob[run, 1].exp(), rtol=1e-10, atol=1e-14)  # the prior's own are kept
     q = spread(own, prior, batch, LEVELS)
-    assert_close(q.log_prob[run, 1].exp(), marginals(posterior), rtol=1e-8, atol=1e-14)
     levels = torch.cartesian_prod(*[torch.arange(possible)] * 4)
     x = torch.zeros(len(levels), 7, 3, dtype=torch.float64)
     x[:, run, 1] = levels.double()
     entries = torch.zeros(7, 3, dtype=torch.bool)
     entries[run, 1] = True
-    for distribution, table in ((prior, p), (q, posterior)):
+    for distribution in (prior, q):
+        table = table_of(distribution)
+        assert_close(marginals(table), distribution.log_prob[run, 1].exp(), rtol=1e-10, atol=1e-14)
         log_density = factorised.log_density(distribution, x, entries, LEVELS).sum(1)
         assert_close(log_density.exp(), table[tuple(levels.T)], rtol=1e-8, atol=1e-14)
-    value = kl_of_levels(q, prior)[run, 1].sum()
-    used = posterior > 0
-    assert_close(value, (posterior[used] * (posterior[used] / p[used]).log()).sum(), rtol=1e-8, atol=1e-12)
+    p = table_of(prior)
+    for distribution in (q, q.by_entry()):
+        table = table_of(distribution)
+        used = table > 0
+        expected = (table[used] * (table[used] / p[used]).log()).sum()
+        assert_close(kl_of_levels(distribution, prior)[run, 1].sum(), expected, rtol=1e-8, atol=1e-12)
     assert kl_of_levels(prior, prior)[run, 1].sum().abs() < 1e-12
-    apart = FactorisedDistribution(prior.mean, prior.var, prior.log_prob)
-    expected = sum((table_of(apart, run) * (table_of(apart, run) / p).nan_to_num(1.0).log()).nan_to_num(0.0).flatten())
-    assert_close(kl_of_levels(apart, prior)[run, 1].sum(), expected, rtol=1e-8, atol=1e-12)
 
 
-def table_of(distribution, run):
-    probs = distribution.log_prob[run, 1].exp()
-    return torch.einsum("a,b,c,d->abcd", *probs)
+def test_what_visits_tell_of_a_category_is_averaged_over_the_run():
+    paths, prior, own, batch = chain_case()
+    run = list(CHAIN[1][0])
+    q = spread(own, prior, batch, LEVELS)
+    weight, keep = batch.y_mask[run, 0].double(), paths.coupling[run, 1]
+    told = (own.log_prob - prior.log_prob)[run, 1]
+    for k in range(4):
+        near = torch.stack([weight[j] * torch.prod(keep[min(j, k) + 1 : max(j, k) + 1]) for j in range(4)])
+        expected = (prior.log_prob[run[k], 1] + near @ told / max(1.0, float(near.sum()))).log_softmax(0)
+        assert_close(q.log_prob[run[k], 1], expected, rtol=1e-8, atol=0)
+    silent = spread(own, prior, replace(batch, y_mask=torch.zeros(7, 1, dtype=torch.bool)), LEVELS)
+    assert_close(silent.log_prob[run, 1], prior.log_prob[run, 1], rtol=1e-10, atol=1e-12)
 
 
 def test_draws_of_levels_follow_the_paths():
     _, prior, own, batch = chain_case()
     run, draws = list(CHAIN[1][0]), 60_000
     q = spread(own, prior, batch, LEVELS)
-    _, posterior = tables(prior, own, batch)
+    posterior = table_of(q)
     eps = StandardDraws.draw(batch.x, draws, 0, LEVELS, generator(3))
     sampled = complete(q, batch, LEVELS, couple=True, samples=draws, generator=generator(4), every_unit=True, cap=1)
     assert sampled.unit.max() == 1
@@ -348,7 +345,7 @@ def test_scenarios_of_a_patient_have_the_probabilities_of_their_paths():
     _, prior, own, batch = chain_case(possible=2)
     run = list(CHAIN[1][0])
     q = spread(own, prior, batch, LEVELS)
-    _, posterior = tables(prior, own, batch)
+    posterior = table_of(q)
     scenarios = complete(q, batch, LEVELS, couple=True, samples=1, generator=generator(), cap=81)
     for v in range(len(scenarios.weight)):
         if scenarios.unit[v] == 0:

@@ -15,8 +15,7 @@ The categories of a run have the probabilities p, and a path keeps its level whe
     P(b | a) = (1 − r) p(b) + r (k_a 1[a = b] + (1 − k_a) p⁺(b)),  k_a = min(p₋(a), p(a))/p₋(a)
 
 with p₋ of the entry before, and p⁺ in proportion to what p has more than p₋. This leaves the probabilities p as they
-are. The posterior is the prior times a factor s_i(a) for each entry, again a Markov chain. One pass backwards gives its
-steps, Q(b | a) ∝ P(b | a) s(b) β(b), and one forwards its probabilities.
+are. Prior and posterior share r.
 
 A sum along a run, f_i = w_i + a_i f_{i−1}, takes log₂(longest run) operations on all entries at once.
 """
@@ -71,8 +70,6 @@ def memory(distribution: FactorisedDistribution) -> Memory:
 def log_steps(distribution: FactorisedDistribution) -> Tensor:
     """Return the log probabilities of the levels given the level of the entry before (N×Q×levels×levels)."""
     paths = distribution.paths
-    if distribution.log_step is not None:
-        return distribution.log_step
     if paths is None:
         return distribution.log_prob[..., None, :].expand(*distribution.log_prob.shape, distribution.log_prob.shape[-1])
     now = distribution.log_prob.exp()
@@ -85,8 +82,8 @@ def log_steps(distribution: FactorisedDistribution) -> Tensor:
         torch.diag_embed(kept[..., 0]) + (1.0 - kept) * more[..., None, :]
     )
     step = torch.where((paths.before != 0)[..., None, None], step, now[..., None, :])
-    # Rounding leaves the sums a little off 1; levels that a column has not have probability 0.
-    return (step / step.sum(-1, keepdim=True)).log()
+    step = step / step.sum(-1, keepdim=True)  # rounding leaves it a little off 1
+    return torch.where(step > 0.0, step.clamp_min(TINY).log(), -torch.inf)  # of levels that a column has not
 
 
 def log_prob_of_levels(distribution: FactorisedDistribution, levels: Tensor) -> Tensor:
@@ -194,69 +191,38 @@ def spread(
     Each entry of q was given by its own visit. A number's log variance and its mean, both relative to the prior, become
     averages over the run, in which entries count by their correlation with the entry: under the prior for the variance,
     under the posterior for the mean. Visits without measurements have no say, and far from those with some, q is the
-    prior. A category's log factors s are divided by the number of visits that tell of it, counted in the same way. The
-    posterior of a run of one gap stays as it is.
+    prior. So does the logarithm of the ratio of q to the prior for each level of a category, with the products of r as
+    correlations. The posterior of a run of one gap stays as it is.
     """
     paths = prior.paths
     if paths is None:
         return q
     linked, scale = paths.linked, prior.var.sqrt()
     told = (batch.y_mask.any(1)[:, None] & linked).to(scale.dtype)
-    log_ratio = _average(0.5 * (q.var / prior.var).log(), told, memory(prior), paths, batch)
+    log_ratio = _average(0.5 * (q.var / prior.var).log(), told, memory(prior).correlation, paths, batch)
     ratio = log_ratio.exp()
     var = torch.where(linked, prior.var * ratio.square(), q.var)
     kept = memory(replace(prior, var=var.detach()))
-    shift = ratio * _average((q.mean - prior.mean) / (scale * ratio), told, kept, paths, batch)
+    shift = ratio * _average((q.mean - prior.mean) / (scale * ratio), told, kept.correlation, paths, batch)
     mean = torch.where(linked, prior.mean + scale * shift, q.mean)
     distribution = FactorisedDistribution(mean, var, q.log_prob, paths)
     if all(static or not levels for levels, static in zip(space.levels, space.static, strict=True)):
         return distribution
     c = space.on(scale.device).categorical
-    own, chain = q.columns(c), prior.columns(c)
-    log_prob, log_step = _levels_with_factors(own, chain, told.index_select(1, c), paths.columns(c), batch)
-    log_prob = q.log_prob.index_copy(1, c, log_prob)
-    steps = log_prob[..., None, :].expand(*log_prob.shape, log_prob.shape[-1])
-    return replace(distribution, log_prob=log_prob, log_step=steps.index_copy(1, c, log_step))
+    own, start = q.log_prob.index_select(1, c), prior.log_prob.index_select(1, c)
+    possible = start.isfinite()
+    factors = torch.where(possible, own - start, 0.0).movedim(-1, 0)
+    on, keep = paths.columns(c), paths.coupling.index_select(1, c)
+    factors = _average(factors, told.index_select(1, c), keep, on, batch).movedim(0, -1)
+    log_prob = torch.where(on.linked[..., None], (start + factors).log_softmax(-1), own)
+    return replace(distribution, log_prob=q.log_prob.index_copy(1, c, log_prob))
 
 
-def _levels_with_factors(
-    q: FactorisedDistribution, prior: FactorisedDistribution, told: Tensor, paths: Paths, batch: Batch
-) -> tuple[Tensor, Tensor]:
-    """Return log probabilities and log steps of the prior's chain of levels times the factors of q."""
-    possible, log_prior_step = prior.log_prob.isfinite(), log_steps(prior)
-    keep, identity = paths.coupling, torch.eye(possible.shape[-1], dtype=told.dtype, device=told.device)
-    at, on = _places(paths.before), _places(paths.after)
-    share = told / _along(told, keep, paths, batch).clamp_min(1.0)
-    log_factor = torch.where(possible, q.log_prob - prior.log_prob, 0.0) * share[..., None]
-    weighed = (log_prior_step + torch.where(possible, log_factor, -torch.inf)[..., None, :]).exp()  # P(b | a) s(b)
-    # Backwards: the product of the matrices of all later entries, times 1.
-    later = torch.where((paths.after != 0)[..., None, None], _pick(weighed, on, 3), identity)
-    beta = torch.where(possible, _products(later, on, batch, after=True).sum(-1).clamp_min(TINY).log(), 0.0)
-    log_step = (log_prior_step + torch.where(possible, log_factor + beta, 0.0)[..., None, :]).log_softmax(-1)
-    # Forwards: the first step of a run is the same from every level, and so is a product that begins with it.
-    probability = _products(log_step.exp(), at, batch, after=False)[..., 0, :]
-    log_prob = torch.where(possible, probability.clamp_min(TINY).log(), -torch.inf)
-    linked = paths.linked[..., None]
-    log_prob = torch.where(linked, log_prob, q.log_prob)
-    return log_prob, torch.where(linked[..., None], log_step, q.log_prob[..., None, :])
-
-
-def _products(matrices: Tensor, places: Tensor, batch: Batch, after: bool) -> Tensor:
-    """Multiply the matrices (N×Q×levels×levels) of each run, from each entry on, each scaled; or up to it."""
-    product = matrices.flatten(0, 1)
-    for _ in range(_doublings(batch)):
-        other = product.index_select(0, places)
-        product = product @ other if after else other @ product
-        if after:
-            product = product / product.detach().amax((-2, -1), keepdim=True).clamp_min(TINY)
-        places = places.index_select(0, places)
-    return product.view_as(matrices)
-
-
-def _average(values: Tensor, weight: Tensor, kept: Memory, paths: Paths, batch: Batch) -> Tensor:
-    """Return Σ_j R_ij w_j v_j / max(1, Σ_j R_ij w_j), with R the correlations within each run."""
-    total, summed = _along(torch.stack([weight, weight * values]), kept.correlation, paths, batch).unbind(0)
-    return summed / total.clamp_min(1.0)
+def _average(values: Tensor, weight: Tensor, correlation: Tensor, paths: Paths, batch: Batch) -> Tensor:
+    """Return Σ_j R_ij w_j v_j / max(1, Σ_j R_ij w_j) of values v (…×N×Q), with R the correlations within each run."""
+    parts = torch.cat([weight[None], (weight * values).reshape(-1, *weight.shape)])
+    summed = _along(parts, correlation, paths, batch)
+    return (summed[1:] / summed[0].clamp_min(1.0)).view_as(values)
 
 
 def _along(values: Tensor, factor: Tensor, paths: Paths, batch: Batch) -> Tensor:

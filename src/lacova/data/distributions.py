@@ -84,83 +84,62 @@ class FactorisedDistribution:
         var: variance of each continuous entry (N×Q).
         log_prob: log probabilities of each categorical entry (N×Q×levels), −inf beyond the column's own levels.
         paths: which entries depend on each other along visits; None if all are independent.
-        log_step: with paths, log probabilities of the levels given the level of the entry before (N×Q×levels×levels),
-            which come last; those of `log_prob`, whatever the first, where there is none before. None for those of a
-            prior, which `covariates/paths.py` derives from r.
     """
 
     mean: Tensor
     var: Tensor
     log_prob: Tensor
     paths: Paths | None = None
-    log_step: Tensor | None = None
 
     def where(self, entries: Tensor, other: FactorisedDistribution) -> FactorisedDistribution:
         """Return this distribution where the mask `entries` (N×Q) is True, and `other` elsewhere.
 
         Both have the same paths, or one of them has none, whose entries are on no path.
         """
-        log_prob = torch.where(entries[..., None], self.log_prob, other.log_prob)
-        paths = other.paths if self.paths is None else self.paths
-        log_step = other.log_step if self.log_step is None else self.log_step
-        if paths is not None and log_step is not None:
-            log_step = torch.where((paths.before != 0)[..., None, None], log_step, log_prob[..., None, :])
         return FactorisedDistribution(
-            torch.where(entries, self.mean, other.mean), torch.where(entries, self.var, other.var), log_prob, paths,
-            log_step,
-        )  # fmt: skip
+            torch.where(entries, self.mean, other.mean),
+            torch.where(entries, self.var, other.var),
+            torch.where(entries[..., None], self.log_prob, other.log_prob),
+            other.paths if self.paths is None else self.paths,
+        )
 
     def by_entry(self) -> FactorisedDistribution:
         """Return the distribution of each entry by itself: the same without paths."""
-        return replace(self, paths=None, log_step=None)
+        return replace(self, paths=None)
 
     def take(self, rows: Tensor) -> FactorisedDistribution:
         """Return the distribution of some rows: by index, of all rows of some patients in order, or by a mask."""
         paths = self.paths
         if paths is not None:
             paths = paths.cut(rows) if rows.dtype == torch.bool else paths.take(rows)
-        log_prob, log_step = self.log_prob[rows], None if self.log_step is None else self.log_step[rows]
-        if paths is not None and log_step is not None:
-            log_step = torch.where((paths.before != 0)[..., None, None], log_step, log_prob[..., None, :])
-        return FactorisedDistribution(self.mean[rows], self.var[rows], log_prob, paths, log_step)
+        return FactorisedDistribution(self.mean[rows], self.var[rows], self.log_prob[rows], paths)
 
     def columns(self, columns: Tensor) -> FactorisedDistribution:
         """Return the distribution of some columns, by index."""
         mean, var, log_prob = (part.index_select(1, columns) for part in (self.mean, self.var, self.log_prob))
-        log_step = None if self.log_step is None else self.log_step.index_select(1, columns)
-        return FactorisedDistribution(
-            mean, var, log_prob, None if self.paths is None else self.paths.columns(columns), log_step
-        )  # fmt: skip
+        return FactorisedDistribution(mean, var, log_prob, None if self.paths is None else self.paths.columns(columns))
 
     def above(self, other: FactorisedDistribution) -> FactorisedDistribution:
         """Return the distribution of these rows and, below them, those of another."""
         parts = ((self.mean, other.mean), (self.var, other.var), (self.log_prob, other.log_prob))
         mean, var, log_prob = (torch.cat(part) for part in parts)
         both = None if self.paths is None or other.paths is None else self.paths.above(other.paths)
-        steps = None if self.log_step is None or other.log_step is None else torch.cat([self.log_step, other.log_step])
-        return FactorisedDistribution(mean, var, log_prob, both, steps)
+        return FactorisedDistribution(mean, var, log_prob, both)
 
     def halves(self) -> tuple[FactorisedDistribution, FactorisedDistribution]:
         """Return the distributions of the first and of the second half of the rows."""
         first, second = zip(self.mean.chunk(2), self.var.chunk(2), self.log_prob.chunk(2), strict=True)
         above, below = (None, None) if self.paths is None else self.paths.halves()
-        steps = (None, None) if self.log_step is None else self.log_step.chunk(2)
-        return FactorisedDistribution(*first, above, steps[0]), FactorisedDistribution(*second, below, steps[1])
+        return FactorisedDistribution(*first, above), FactorisedDistribution(*second, below)
 
     def to(self, where: torch.device | torch.dtype) -> FactorisedDistribution:
         """Return the distribution on another device or in another floating-point type."""
         paths = None if self.paths is None else self.paths.to(where)
-        log_step = None if self.log_step is None else self.log_step.to(where)
-        return FactorisedDistribution(
-            self.mean.to(where), self.var.to(where), self.log_prob.to(where), paths, log_step
-        )  # fmt: skip
+        return FactorisedDistribution(self.mean.to(where), self.var.to(where), self.log_prob.to(where), paths)
 
     def detach(self) -> FactorisedDistribution:
         """Return the distribution without its gradient history."""
-        log_step = None if self.log_step is None else self.log_step.detach()
-        return FactorisedDistribution(
-            self.mean.detach(), self.var.detach(), self.log_prob.detach(), self.paths, log_step
-        )  # fmt: skip
+        return FactorisedDistribution(self.mean.detach(), self.var.detach(), self.log_prob.detach(), self.paths)
 
 
 @dataclass(frozen=True)

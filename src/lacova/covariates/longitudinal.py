@@ -149,9 +149,14 @@ class LongitudinalPrior(CovariatePrior):
                     run = _runs(table, clock, q)
                     before_gap[:, q], after_gap[:, q] = run.before, run.after
                     coupling[:, q] = torch.where(run.before != 0, _coupling(self.rates[q] * run.distance) / scale, 0.0)
-        paths = Paths(before_gap, after_gap, coupling) if self.paths else None
+        paths = self._paths(before_gap, after_gap, coupling) if self.paths else None
         distribution = FactorisedDistribution(mean, var, log_prob, paths).to(table.x.dtype).to(device)
         return ConditionalPrior(distribution, table.x.new_zeros(len(table)))
+
+    def _paths(self, before: Tensor, after: Tensor, coupling: Tensor) -> Paths:
+        memory = [bool(torch.isfinite(rate)) for rate in self.rates]
+        kinds = (any(memory[q] for q in columns) for columns in (self.space.continuous, self.space.categorical))
+        return Paths(before, after, coupling, *kinds)
 
 
 def _clock(table: Table, time: int | None) -> Tensor:

@@ -70,7 +70,7 @@ def memory(distribution: FactorisedDistribution) -> Memory:
 def log_steps(distribution: FactorisedDistribution) -> Tensor:
     """Return the log probabilities of the levels given the level of the entry before (N×Q×levels×levels)."""
     paths = distribution.paths
-    if paths is None:
+    if paths is None or not paths.levels:
         return distribution.log_prob[..., None, :].expand(*distribution.log_prob.shape, distribution.log_prob.shape[-1])
     now = distribution.log_prob.exp()
     then = _pick(now, _places(paths.before), 2)
@@ -88,7 +88,7 @@ def log_steps(distribution: FactorisedDistribution) -> Tensor:
 
 def log_prob_of_levels(distribution: FactorisedDistribution, levels: Tensor) -> Tensor:
     """Return log probabilities of levels (…×N×Q), those of a run given the ones before them."""
-    if distribution.paths is None:
+    if distribution.paths is None or not distribution.paths.levels:
         log_prob = distribution.log_prob.expand(*levels.shape, -1)
         return log_prob.gather(-1, levels[..., None])[..., 0]
     step = log_steps(distribution)
@@ -105,7 +105,7 @@ def draw_levels(distribution: FactorisedDistribution, space: CovariateSpace, uni
 
     With paths, each entry is a function of the level before it, and the functions of a run are composed.
     """
-    if distribution.paths is None:
+    if distribution.paths is None or not distribution.paths.levels:
         return _invert(distribution.log_prob, uniform[..., None])
     columns = space.on(uniform.device).categorical
     own = distribution.columns(columns)
@@ -128,7 +128,7 @@ def _invert(log_prob: Tensor, uniform: Tensor) -> Tensor:
 
 def kl_of_levels(q: FactorisedDistribution, p: FactorisedDistribution) -> Tensor:
     """Compute the KL of each entry's level given the one before it (N×Q), in expectation over the latter."""
-    if p.paths is None:
+    if p.paths is None or not p.paths.levels:
         return _kl(q.log_prob, p.log_prob)
     weight = _pick(q.log_prob.exp(), _places(p.paths.before), 2)
     return (weight * _kl(log_steps(q), log_steps(p))).sum(-1)
@@ -143,7 +143,7 @@ def _kl(log_q: Tensor, log_p: Tensor) -> Tensor:
 def correlated(eps: Tensor, distribution: FactorisedDistribution, batch: Batch) -> Tensor:
     """Turn independent standard normals e (…×N×Q) into paths of them: ε_i = ρ_i ε_{i−1} + √(1 − ρ_i²) e_i."""
     paths = distribution.paths
-    if paths is None:
+    if paths is None or not paths.numbers:
         return eps
     kept = memory(distribution)
     return _scan(eps * kept.remainder.sqrt(), kept.correlation, _places(paths.before), batch)
@@ -160,7 +160,7 @@ def kl_of_pairs(q: FactorisedDistribution, p: FactorisedDistribution) -> Tensor:
     written below without differences of large numbers. A posterior without paths has ρ_q = 0.
     """
     u, s = (q.mean - p.mean) * p.var.rsqrt(), (q.var / p.var).sqrt()
-    if p.paths is None:
+    if p.paths is None or not p.paths.numbers:
         return torch.zeros_like(u)
     u0, s0 = before(u, p.paths), before(s, p.paths)
     prior, own = memory(p), memory(q)
@@ -173,7 +173,7 @@ def kl_of_pairs(q: FactorisedDistribution, p: FactorisedDistribution) -> Tensor:
 def log_density_of_pairs(distribution: FactorisedDistribution, x: Tensor) -> Tensor:
     """Compute log p(x_i | x_{i−1}) − log p(x_i) of each entry (draws×N×Q) of completed covariates; 0 off the paths."""
     paths = distribution.paths
-    if paths is None:
+    if paths is None or not paths.numbers:
         return torch.zeros_like(x)
     kept = memory(distribution)
     e = (x - distribution.mean) * distribution.var.rsqrt()
@@ -197,39 +197,43 @@ def spread(
     paths = prior.paths
     if paths is None:
         return q
-    linked, scale = paths.linked, prior.var.sqrt()
-    told = (batch.y_mask.any(1)[:, None] & linked).to(scale.dtype)
-    log_ratio = _average(0.5 * (q.var / prior.var).log(), told, memory(prior).correlation, paths, batch)
-    ratio = log_ratio.exp()
-    var = torch.where(linked, prior.var * ratio.square(), q.var)
-    kept = memory(replace(prior, var=var.detach()))
-    shift = ratio * _average((q.mean - prior.mean) / (scale * ratio), told, kept.correlation, paths, batch)
-    mean = torch.where(linked, prior.mean + scale * shift, q.mean)
-    distribution = FactorisedDistribution(mean, var, q.log_prob, paths)
-    if all(static or not levels for levels, static in zip(space.levels, space.static, strict=True)):
-        return distribution
-    c = space.on(scale.device).categorical
-    own, start = q.log_prob.index_select(1, c), prior.log_prob.index_select(1, c)
-    possible = start.isfinite()
-    factors = torch.where(possible, own - start, 0.0).movedim(-1, 0)
-    on, keep = paths.columns(c), paths.coupling.index_select(1, c)
-    factors = _average(factors, told.index_select(1, c), keep, on, batch).movedim(0, -1)
-    log_prob = torch.where(on.linked[..., None], (start + factors).log_softmax(-1), own)
-    return replace(distribution, log_prob=q.log_prob.index_copy(1, c, log_prob))
+    linked, c = paths.linked, space.on(prior.mean.device).categorical
+    told = (batch.y_mask.any(1)[:, None] & linked).to(prior.mean.dtype)
+    correlation, values = paths.coupling.clamp_max(1.0), []
+    if paths.numbers:
+        kept = memory(prior).correlation
+        correlation = kept.index_copy(1, c, correlation.index_select(1, c))
+        values = [0.5 * (q.var / prior.var).log()[None]]
+    if paths.levels:
+        possible = prior.log_prob.isfinite()
+        values.append(torch.where(possible, q.log_prob - prior.log_prob, 0.0).movedim(-1, 0))
+    if not values:
+        return replace(q, paths=paths)
+    averages = _average(torch.cat(values), told, correlation, paths, batch)
+    mean, var, log_prob = q.mean, q.var, q.log_prob
+    if paths.levels:
+        factors = averages[-log_prob.shape[-1] :].movedim(0, -1)
+        own = (prior.log_prob + factors).log_softmax(-1)
+        log_prob = torch.where(linked[..., None], own, log_prob)
+    if paths.numbers:
+        ratio, scale = averages[0].exp(), prior.var.sqrt()
+        var = torch.where(linked, prior.var * ratio.square(), var)
+        kept = memory(replace(prior, var=var.detach())).correlation
+        shift = ratio * _average(((mean - prior.mean) / (scale * ratio))[None], told, kept, paths, batch)[0]
+        mean = torch.where(linked, prior.mean + scale * shift, mean)
+    return FactorisedDistribution(mean, var, log_prob, paths)
 
 
 def _average(values: Tensor, weight: Tensor, correlation: Tensor, paths: Paths, batch: Batch) -> Tensor:
-    """Return Σ_j R_ij w_j v_j / max(1, Σ_j R_ij w_j) of values v (…×N×Q), with R the correlations within each run."""
-    parts = torch.cat([weight[None], (weight * values).reshape(-1, *weight.shape)])
-    summed = _along(parts, correlation, paths, batch)
-    return (summed[1:] / summed[0].clamp_min(1.0)).view_as(values)
-
-
-def _along(values: Tensor, factor: Tensor, paths: Paths, batch: Batch) -> Tensor:
-    """Sum values (…×N×Q) over each run, those of other entries times the factors on the way to them."""
+    """Return Σ_j R_ij w_j v_j / max(1, Σ_j R_ij w_j) of values v (K×N×Q), with R the correlations within each run."""
+    parts = torch.cat([weight[None], weight * values])
     at, on = _places(paths.before), _places(paths.after)
-    backwards = torch.where(paths.after != 0, _pick(factor, on), 0.0)
-    return _scan(values, factor, at, batch) + _scan(values, backwards, on, batch) - values
+    backwards = torch.where(paths.after != 0, _pick(correlation, on), 0.0)
+    # Both ways at once: side by side, as if the second were more entries.
+    both = torch.stack([parts, parts], 1)
+    sums = _scan(both, torch.stack([correlation, backwards]), torch.cat([at, len(at) + on]), batch)
+    summed = sums.sum(1) - parts
+    return summed[1:] / summed[0].clamp_min(1.0)
 
 
 def _places(step: Tensor) -> Tensor:
@@ -253,11 +257,11 @@ def _doublings(batch: Batch) -> int:
 
 
 def _scan(values: Tensor, factor: Tensor, places: Tensor, batch: Batch) -> Tensor:
-    """Compute f_i = w_i + a_i f_{i−1} (…×N×Q) along every run, from values w and factors a (N×Q).
+    """Compute f_i = w_i + a_i f_{i−1} along every run, from values w (…×N×Q) and factors a (N×Q, or more).
 
     After k operations, f has the terms of the last 2^k entries, and a their product.
     """
-    total, product = values.flatten(-2), factor.flatten()
+    total, product = values.flatten(-factor.dim()), factor.flatten()
     for _ in range(_doublings(batch)):
         total = total + product * total.index_select(-1, places)
         product = product * product.index_select(0, places)

@@ -206,7 +206,7 @@ class Plan:
                 levels = draw_levels(distribution, space, eps.uniform, batch)
                 drawn_code = levels[self.draw[self.entry_scenario], self.entry_row, self.entry_column]
                 code = torch.where(self.enumerated, code, drawn_code)
-            if own.paths is None:
+            if own.paths is None or not own.paths.levels:
                 log_prob = own.log_prob.flatten(0, 1).index_select(0, entry).gather(1, code[:, None])[:, 0]
             else:
                 line = self.line + own.paths.before[self.entry_row, self.entry_column]

@@ -23,15 +23,22 @@ class Paths:
         before, after: from each entry to the gaps before and after it in its run, in rows (N×Q); 0 for none.
         coupling: how an entry depends on the one before it (N×Q); 0 for not. Of a number λ, the precision between
             the two, with a minus; of a category r, the share of paths that keep the level where they can.
+        numbers, levels: whether any number, and whether any category, may be on a path.
     """
 
     before: Tensor
     after: Tensor
     coupling: Tensor
+    numbers: bool = True
+    levels: bool = True
 
     @property
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.before, self.after, self.coupling
+
+    def with_parts(self, before: Tensor, after: Tensor, coupling: Tensor) -> Paths:
+        """Return paths of the same kinds."""
+        return replace(self, before=before, after=after, coupling=coupling)
 
     @property
     def linked(self) -> Tensor:
@@ -40,7 +47,7 @@ class Paths:
 
     def take(self, rows: Tensor) -> Paths:
         """Return the paths of some patients, by the indices of all their rows, in order."""
-        return Paths(*(part[rows] for part in self.parts))
+        return self.with_parts(*(part[rows] for part in self.parts))
 
     def cut(self, rows: Tensor) -> Paths:
         """Return the paths of the rows chosen by a mask (N,); they end where a row is left out."""
@@ -49,26 +56,26 @@ class Paths:
         before, after = (
             torch.where(rows[here + part], place[here + part] - place[:, None], 0) for part in (self.before, self.after)
         )
-        return Paths(before, after, torch.where(before != 0, self.coupling, 0.0)).take(rows)
+        return self.with_parts(before, after, torch.where(before != 0, self.coupling, 0.0)).take(rows)
 
     def columns(self, columns: Tensor) -> Paths:
         """Return the paths of some columns, by index."""
-        return Paths(*(part.index_select(1, columns) for part in self.parts))
+        return self.with_parts(*(part.index_select(1, columns) for part in self.parts))
 
     def above(self, other: Paths) -> Paths:
         """Return the paths of these rows and, below them, those of others."""
-        return Paths(*(torch.cat(pair) for pair in zip(self.parts, other.parts, strict=True)))
+        return self.with_parts(*(torch.cat(pair) for pair in zip(self.parts, other.parts, strict=True)))
 
     def halves(self) -> tuple[Paths, Paths]:
         """Return the paths of the first and of the second half of the rows, which share no patient."""
         first, second = zip(*(part.chunk(2) for part in self.parts), strict=True)
-        return Paths(*first), Paths(*second)
+        return self.with_parts(*first), self.with_parts(*second)
 
     def to(self, where: torch.device | torch.dtype) -> Paths:
         """Return the paths on another device, or with λ in another floating-point type."""
         if isinstance(where, torch.dtype):
             return replace(self, coupling=self.coupling.to(where))
-        return Paths(*(part.to(where) for part in self.parts))
+        return self.with_parts(*(part.to(where) for part in self.parts))
 
 
 @dataclass(frozen=True)

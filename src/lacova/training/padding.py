@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lacova.covariates.scenarios import Plan, RowPlan
 from lacova.data.batches import Batch, Blocks
-from lacova.data.distributions import ConditionalPrior, FactorisedDistribution, Paths
+from lacova.data.distributions import ConditionalPrior, FactorisedDistribution
 from lacova.training.training_batch import AnyBatch, IndexedBatch, TrainingBatch
 
 HEADROOM = 1.15  # buffers exceed the batch that needed them by this factor, where batches differ
@@ -92,7 +92,7 @@ def _pad_batch(batch: Batch, rows: int, units: int, visits: int | None) -> Batch
     prior = batch.conditional_prior
     if prior is not None:
         p = prior.distribution
-        paths = None if p.paths is None else Paths(*(_pad(part, rows, 0) for part in p.paths.parts))
+        paths = None if p.paths is None else p.paths.with_parts(*(_pad(part, rows, 0) for part in p.paths.parts))
         filled = FactorisedDistribution(_pad(p.mean, rows, 0), _pad(p.var, rows, 1), _pad(p.log_prob, rows, 0), paths)
         prior = ConditionalPrior(filled, _pad(prior.log_marginal, rows, 0))
     scale = batch.scale

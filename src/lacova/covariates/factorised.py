@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lacova.covariates.paths import (
+    categories,
     correlated,
     draw_levels,
     kl_of_levels,
@@ -47,7 +48,7 @@ def kl(q: FactorisedDistribution, p: FactorisedDistribution, batch: Batch, space
             total = total + kl_of_pairs(q.columns(c), p.columns(c)).sum()
     if space.categorical:
         c = space.on(batch.x.device).categorical
-        terms = kl_of_levels(q.columns(c), p.columns(c))
+        terms = kl_of_levels(categories(q, space), p.columns(c))
         total = total + torch.where(free.index_select(1, c), terms, 0.0).sum()
     return total
 
@@ -123,6 +124,6 @@ def log_density(distribution: FactorisedDistribution, x: Tensor, entries: Tensor
         total = total + torch.where(entries.index_select(1, c), terms, 0.0).sum(-1)
     if space.categorical:
         c = space.on(x.device).categorical
-        terms = log_prob_of_levels(distribution.columns(c), x.index_select(-1, c).round().long())
+        terms = log_prob_of_levels(categories(distribution, space), x.index_select(-1, c).round().long())
         total = total + torch.where(entries.index_select(1, c), terms, 0.0).sum(-1)
     return total

@@ -67,8 +67,28 @@ def memory(distribution: FactorisedDistribution) -> Memory:
     return Memory.of(torch.zeros_like(sd) if paths is None else paths.coupling * sd * before(sd, paths))
 
 
+def categories(distribution: FactorisedDistribution, space: CovariateSpace) -> FactorisedDistribution:
+    """Return the distribution of the categorical columns, computed once; a distribution has one space."""
+    cache = distribution.__dict__
+    if "_categories" not in cache:
+        cache["_categories"] = distribution.columns(space.on(distribution.mean.device).categorical)
+    own: FactorisedDistribution = cache["_categories"]
+    return own
+
+
 def log_steps(distribution: FactorisedDistribution) -> Tensor:
-    """Return the log probabilities of the levels given the level of the entry before (N×Q×levels×levels)."""
+    """Return the log probabilities of levels given the level of the entry before, which comes first, computed once.
+
+    Shape: N×Q×levels×levels.
+    """
+    cache = distribution.__dict__
+    if "_log_steps" not in cache:
+        cache["_log_steps"] = _log_steps(distribution)
+    steps: Tensor = cache["_log_steps"]
+    return steps
+
+
+def _log_steps(distribution: FactorisedDistribution) -> Tensor:
     paths = distribution.paths
     if paths is None or not paths.levels:
         return distribution.log_prob[..., None, :].expand(*distribution.log_prob.shape, distribution.log_prob.shape[-1])
@@ -77,7 +97,7 @@ def log_steps(distribution: FactorisedDistribution) -> Tensor:
     shared = torch.minimum(now, then)
     kept = (shared / then.clamp_min(TINY))[..., None]
     more = (now - shared) / (now - shared).sum(-1, keepdim=True).clamp_min(TINY)
-    keep = paths.coupling.clamp_max(1.0)[..., None, None]  # of numbers, λ may be above 1; their levels are not used
+    keep = paths.coupling[..., None, None]
     step = (1.0 - keep) * now[..., None, :] + keep * (
         torch.diag_embed(kept[..., 0]) + (1.0 - kept) * more[..., None, :]
     )
@@ -107,10 +127,9 @@ def draw_levels(distribution: FactorisedDistribution, space: CovariateSpace, uni
     """
     if distribution.paths is None or not distribution.paths.levels:
         return _invert(distribution.log_prob, uniform[..., None])
-    columns = space.on(uniform.device).categorical
-    own = distribution.columns(columns)
-    uniform_here = uniform.index_select(-1, columns)
-    places = _places(distribution.paths.columns(columns).before)
+    columns, own = space.on(uniform.device).categorical, categories(distribution, space)
+    assert own.paths is not None
+    uniform_here, places = uniform.index_select(-1, columns), _places(own.paths.before)
     levels = _invert(log_steps(own), uniform_here[..., None, None]).flatten(-3, -2)  # S×N·J×levels
     for _ in range(_doublings(batch)):
         levels = levels.gather(-1, levels.index_select(-2, places))

@@ -16,7 +16,7 @@ from lacova.covariates.longitudinal import (
     _neighbours,
 )
 from lacova.covariates.mixture import Mixture
-from lacova.covariates.paths import correlated, memory
+from lacova.covariates.paths import correlated, log_steps, memory
 from lacova.covariates.prior import FactorisedPrior, JointPrior
 from lacova.data.batches import Batches
 from lacova.data.covariate_space import CovariateSpace
@@ -422,7 +422,7 @@ def test_the_numbers_of_a_run_are_those_of_the_process_given_what_is_observed(ti
     rows, batch = next(batches.in_order())
     p = batch.conditional_prior.distribution
     linked = p.paths.linked
-    assert not linked[:, [0, 2, 3, 4]].any()
+    assert not linked[:, [0, 3, 4]].any()
     assert not linked[batch.x_mask].any()
     eps = torch.eye(batch.x.numel(), dtype=torch.float64).view(-1, *batch.x.shape)
     root = (correlated(eps, p, batch) * p.var.sqrt())[..., 1].T
@@ -469,3 +469,34 @@ def test_without_paths_the_gaps_of_a_patient_are_independent():
     assert q.paths is None
     assert torch.equal(p.mean, q.mean)
     assert torch.equal(p.var, q.var)
+
+
+def test_levels_of_a_run_stay_as_probably_as_the_process():
+    """With independent columns, for every pair of neighbouring gaps, given the visits around the run."""
+    t = ragged(seed=4, visits=(20, 1, 30, 12), missing=0.6)
+    marginal = prior_with_rates(SPACE, [math.inf] * 5).marginal
+    c = SPACE.continuous
+    mixture = Mixture(
+        SPACE, torch.zeros(1).double(), marginal.mean[c][None], torch.diag(marginal.var[c])[None],
+        marginal.log_prob[SPACE.categorical][None],
+    )  # fmt: skip
+    rates = torch.tensor([math.inf, 0.7, 1.3, math.inf, math.inf], dtype=torch.float64)
+    prior = LongitudinalPrior(mixture, marginal, rates, None)  # visits are one apart
+    rows, batch = next(Batches(replace(t, conditional_prior=prior.condition(t))).in_order())
+    p = batch.conditional_prior.distribution
+    assert not p.paths.linked[:, [0, 3, 4]].any()
+    pi, clock = marginal.log_prob[2].exp(), _clock(t, None)
+    (first, to), (second, on) = (tuple(part[rows] for part in side) for side in _neighbours(t, clock, 2))
+    time, pairs = clock[rows], 0
+    stays = log_steps(p)[:, 2].exp().diagonal(dim1=1, dim2=2)
+    for i in (p.paths.before[:, 2] != 0).nonzero()[:, 0].tolist():
+        j = i + int(p.paths.before[i, 2])
+        start = pi if to[j].isinf() else transition(pi, 1.3, to[j])[int(first[j])]
+        end = torch.ones(3).double() if on[i].isinf() else transition(pi, 1.3, on[i])[:, int(second[i])]
+        joint = start[:, None] * transition(pi, 1.3, time[i] - time[j]) * end
+        joint = joint / joint.sum()
+        assert_close(p.log_prob[j, 2].exp(), joint.sum(1), rtol=1e-6, atol=1e-9)
+        assert_close(p.log_prob[i, 2].exp(), joint.sum(0), rtol=1e-6, atol=1e-9)
+        assert_close((joint.sum(1) * stays[i]).sum(), joint.diagonal().sum(), rtol=1e-6, atol=1e-9)
+        pairs += 1
+    assert pairs > 10

@@ -58,6 +58,10 @@ class Paths:
         )
         return self.with_parts(before, after, torch.where(before != 0, self.coupling, 0.0)).take(rows)
 
+    def without(self, rows: Tensor) -> Paths:
+        """Return the same paths, but rows of a mask (N,), which repeat others, are on none."""
+        return self.with_parts(*(part.masked_fill(rows[:, None], 0) for part in self.parts))
+
     def columns(self, columns: Tensor) -> Paths:
         """Return the paths of some columns, by index."""
         return self.with_parts(*(part.index_select(1, columns) for part in self.parts))
@@ -164,6 +168,13 @@ class ConditionalPrior:
     def take(self, rows: Tensor) -> ConditionalPrior:
         """Return the conditional prior of some rows, as `FactorisedDistribution.take` does."""
         return ConditionalPrior(self.distribution.take(rows), self.log_marginal[rows])
+
+    def without_paths(self, rows: Tensor) -> ConditionalPrior:
+        """Return the same, but rows of a mask (N,), which repeat others, are on no path."""
+        paths = self.distribution.paths
+        if paths is None:
+            return self
+        return replace(self, distribution=replace(self.distribution, paths=paths.without(rows)))
 
     def above(self, other: ConditionalPrior) -> ConditionalPrior:
         """Return the conditional prior of these rows and, below them, that of others."""

@@ -61,7 +61,8 @@ class LongitudinalPrior(CovariatePrior):
         generators: Tensor | None = None, paths: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.paths = paths
+        columns = enumerate(mixture.space.static)
+        self.paths = paths and any(not static and q != time for q, static in columns)  # if any may have a memory
         self.space = mixture.space
         self.across = JointPrior(mixture)
         self.marginal = marginal

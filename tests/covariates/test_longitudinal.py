@@ -1,6 +1,7 @@
 """Covariates with memory: neighbours, bridges and rates, against the processes that generate them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from lacova.covariates.longitudinal import (
     _neighbours,
 )
 from lacova.covariates.mixture import Mixture
+from lacova.covariates.paths import correlated, log_steps, memory
 from lacova.covariates.prior import FactorisedPrior, JointPrior
+from lacova.data.batches import Batches
 from lacova.data.covariate_space import CovariateSpace
 from tests.covariates import cases
 from tests.covariates.cases import generator, share_within_patients, table
@@ -400,3 +403,100 @@ def test_a_number_without_neighbours_keeps_the_wide_distribution_of_the_mixture(
     assert mixture.var[0, 1] > 2.0 * prior.marginal.var[1]
     assert_close(p.var[0, 1], mixture.var[0, 1], rtol=1e-8, atol=0)
     assert_close(p.mean[0, 1], mixture.mean[0, 1], rtol=1e-8, atol=0)
+
+
+@pytest.mark.parametrize("time", [0, None])
+def test_the_numbers_of_a_run_are_those_of_the_process_given_what_is_observed(time):
+    """With independent columns, against the dense normal of a patient's visits. Rows are in random order."""
+    visits, pairs = (6, 1, 9, 5, 8), 0
+    t = ragged(seed=4, visits=visits, missing=0.6)
+    marginal = prior_with_rates(SPACE, [math.inf] * 5).marginal
+    c = SPACE.continuous
+    mixture = Mixture(
+        SPACE, torch.zeros(1).double(), marginal.mean[c][None], torch.diag(marginal.var[c])[None],
+        marginal.log_prob[SPACE.categorical][None],
+    )  # fmt: skip
+    rates = torch.tensor([math.inf, 0.7, 1.3, math.inf, math.inf], dtype=torch.float64)
+    prior = LongitudinalPrior(mixture, marginal, rates, time)
+    batches = Batches(replace(t, conditional_prior=prior.condition(t)))
+    rows, batch = next(batches.in_order())
+    p = batch.conditional_prior.distribution
+    linked = p.paths.linked
+    assert not linked[:, [0, 3, 4]].any()
+    assert not linked[batch.x_mask].any()
+    eps = torch.eye(batch.x.numel(), dtype=torch.float64).view(-1, *batch.x.shape)
+    root = (correlated(eps, p, batch) * p.var.sqrt())[..., 1].T
+    clock = _clock(t, time)[rows]
+    for patient in range(len(visits)):
+        gap = (~batch.x_mask[:, 1] & (batch.patient == patient) & ~clock.isnan()).nonzero()[:, 0]
+        seen = (batch.x_mask[:, 1] & (batch.patient == patient) & ~clock.isnan()).nonzero()[:, 0]
+        at = clock[torch.cat([gap, seen])]
+        if len(at.unique()) < len(at):
+            at = at + 1e-7 * torch.arange(len(at))  # visits at the same time: nearly so
+        k = marginal.var[1] * torch.exp(-0.7 * (at[:, None] - at).abs())
+        n = len(gap)
+        expected = k[:n, :n] - k[:n, n:] @ torch.linalg.solve(k[n:, n:], k[n:, :n]) if len(seen) else k
+        # Where visits are at the same time, their order is arbitrary and the least distance is 1e-6.
+        tied = len(clock[gap].unique()) < n or bool(torch.isin(clock[gap], clock[seen]).any())
+        if not tied:
+            assert_close(root[gap] @ root[gap].T, expected, rtol=1e-5, atol=1e-8)
+            pairs += int((p.paths.before[gap, 1] != 0).sum())
+    assert pairs > 3
+
+
+def test_visits_at_the_same_time_have_nearly_the_same_value():
+    t = ragged(seed=1, visits=(9, 9, 9), missing=0.0)
+    t.x_mask[:, 1] = False
+    prior = prior_with_rates(SPACE, [math.inf, 0.7, 1.3, math.inf, math.inf])
+    batch = next(Batches(replace(t, conditional_prior=prior.condition(t))).in_order())[1]
+    p = batch.conditional_prior.distribution
+    assert all(torch.isfinite(part).all() for part in (p.mean, p.var, p.paths.coupling))
+    same = p.paths.coupling[:, 1] > 1e3
+    assert same.any()
+    assert (memory(p).loss[:, 1][same] < 1e-2).all()
+    x = prior.draw(batch, 100, generator())
+    assert torch.isfinite(x).all()
+    assert prior.log_density(x, batch).isfinite().all()
+
+
+def test_without_paths_the_gaps_of_a_patient_are_independent():
+    t = ragged()
+    with_paths = prior_with_rates(SPACE, [math.inf, 0.7, 1.3, math.inf, math.inf])
+    without = LongitudinalPrior(
+        with_paths.across.mixture, with_paths.marginal, with_paths.rates, 0, with_paths.generators, paths=False
+    )
+    p, q = (prior.condition(t).distribution for prior in (with_paths, without))
+    assert q.paths is None
+    assert torch.equal(p.mean, q.mean)
+    assert torch.equal(p.var, q.var)
+
+
+def test_levels_of_a_run_stay_as_probably_as_the_process():
+    """With independent columns, for every pair of neighbouring gaps, given the visits around the run."""
+    t = ragged(seed=4, visits=(20, 1, 30, 12), missing=0.6)
+    marginal = prior_with_rates(SPACE, [math.inf] * 5).marginal
+    c = SPACE.continuous
+    mixture = Mixture(
+        SPACE, torch.zeros(1).double(), marginal.mean[c][None], torch.diag(marginal.var[c])[None],
+        marginal.log_prob[SPACE.categorical][None],
+    )  # fmt: skip
+    rates = torch.tensor([math.inf, 0.7, 1.3, math.inf, math.inf], dtype=torch.float64)
+    prior = LongitudinalPrior(mixture, marginal, rates, None)  # visits are one apart
+    rows, batch = next(Batches(replace(t, conditional_prior=prior.condition(t))).in_order())
+    p = batch.conditional_prior.distribution
+    assert not p.paths.linked[:, [0, 3, 4]].any()
+    pi, clock = marginal.log_prob[2].exp(), _clock(t, None)
+    (first, to), (second, on) = (tuple(part[rows] for part in side) for side in _neighbours(t, clock, 2))
+    time, pairs = clock[rows], 0
+    stays = log_steps(p)[:, 2].exp().diagonal(dim1=1, dim2=2)
+    for i in (p.paths.before[:, 2] != 0).nonzero()[:, 0].tolist():
+        j = i + int(p.paths.before[i, 2])
+        start = pi if to[j].isinf() else transition(pi, 1.3, to[j])[int(first[j])]
+        end = torch.ones(3).double() if on[i].isinf() else transition(pi, 1.3, on[i])[:, int(second[i])]
+        joint = start[:, None] * transition(pi, 1.3, time[i] - time[j]) * end
+        joint = joint / joint.sum()
+        assert_close(p.log_prob[j, 2].exp(), joint.sum(1), rtol=1e-6, atol=1e-9)
+        assert_close(p.log_prob[i, 2].exp(), joint.sum(0), rtol=1e-6, atol=1e-9)
+        assert_close((joint.sum(1) * stays[i]).sum(), joint.diagonal().sum(), rtol=1e-6, atol=1e-9)
+        pairs += 1
+    assert pairs > 10

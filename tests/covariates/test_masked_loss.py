@@ -42,6 +42,19 @@ def test_only_observed_entries_are_masked_and_static_ones_for_whole_patients():
     assert abs(torch.corrcoef(newly_masked[t.x_mask.all(1)].double().T).fill_diagonal_(0.0)).max() < 0.25
 
 
+def test_a_column_is_masked_throughout_as_often_as_it_is_missing_throughout():
+    t = cases.patients_table(4000, 0.0)
+    t.x_mask[: 3 * 800, 0] = False  # column a of a fifth of the patients
+    t.x_mask[3 * 800 :: 7, 1] = False
+    masked = masked_of(t, 0.3)
+    newly_masked = (t.x_mask & ~masked.x_mask).view(4000, 3, 5)[800:].double()
+    assert newly_masked[..., 0].mean() == pytest.approx(0.3, abs=0.03)
+    all_three = newly_masked[..., :2].mean(1) == 1.0
+    # Of column a 0.2, and 0.125³ of the others; of column c3, 1 of 343 patients lacks it by chance.
+    assert all_three[:, 0].double().mean() == pytest.approx(0.2 + 0.8 * 0.125**3, abs=0.03)
+    assert all_three[:, 1].double().mean() < 0.3**3 + 0.02
+
+
 def test_the_masking_rate_is_the_share_of_missing_entries_within_limits():
     t = cases.patients_table(200, 0.3)
     assert_close(masking_rate(t), (~t.x_mask).float().mean(0))

@@ -59,7 +59,7 @@ def test_what_is_known_of_a_share(effects):
     absent = known.loc[["gp(day)", "gp(dose)", "cat(arm)", "cat(id)"], "baseline"]
     assert absent.max() < 0.02
     absent = absent.drop("cat(arm)")  # the arms of 80 patients differ by chance
-    assert absent.sum() < 0.5 * shares.loc[absent.index, "baseline"].sum()  # most of it is posterior uncertainty
+    assert absent.sum() < 0.6 * shares.loc[absent.index, "baseline"].sum()  # much of it is posterior uncertainty
     arm = of(effects, "cat(arm)", "baseline").join(trial()["arm"]).groupby("arm")[["mean", "sd"]].mean()
     assert abs(arm["mean"].diff().iloc[1]) < 2 * arm["sd"].pow(2).sum() ** 0.5
 

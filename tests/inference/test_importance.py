@@ -37,8 +37,9 @@ from tests.inference.cases import (
 def many(batch, n):
     """Repeat the one row of a batch n times: the mean over rows is one over random numbers."""
     distribution = batch.conditional_prior.distribution
+    parts = (distribution.mean, distribution.var, distribution.log_prob)
     prior = ConditionalPrior(
-        FactorisedDistribution(*(part.expand(n, *part.shape[1:]) for part in vars(distribution).values())),
+        FactorisedDistribution(*(part.expand(n, *part.shape[1:]) for part in parts)),
         torch.zeros(n),
     )
     rows = (part.expand(n, -1) for part in (batch.y, batch.y_mask, batch.x, batch.x_mask))

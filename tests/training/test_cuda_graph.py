@@ -63,16 +63,17 @@ def visits(seed: int = 0) -> pd.DataFrame:
     table = pd.DataFrame({
         "id": patient, "day": rng.normal(size=n), "age": rng.normal(size=12)[patient],
         "sex": rng.choice(["f", "m"], 12)[patient], "dose": rng.choice(["a", "b", "c"], n),
-        "alt": rng.normal(size=n), "ast": rng.normal(size=n),
+        "bp": rng.normal(size=n), "alt": rng.normal(size=n), "ast": rng.normal(size=n),
     })  # fmt: skip
-    gaps = rng.random((n, 6)) < 0.3
+    gaps = rng.random((n, 7)) < np.array([0.1, 0.3, 0.3, 0.5, 0.5, 0.3, 0.3])  # some runs of gaps in dose and bp
     gaps[:, 1:3] = gaps[:12, 1:3][patient]
     table.iloc[:, 1:] = table.iloc[:, 1:].mask(gaps)
     return table
 
 
 SCHEMA = lacova.Schema(
-    ["alt", "ast"], {"day": "continuous", "age": "continuous", "sex": "categorical", "dose": "categorical"},
+    ["alt", "ast"],
+    {"day": "continuous", "age": "continuous", "sex": "categorical", "dose": "categorical", "bp": "continuous"},
     instance="id", time="day", static=("age", "sex"),
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""KL, entropy, draws and densities of a `FactorisedDistribution` of covariates.
+"""KL, entropy, draws and densities of a `FactorisedDistribution` of covariates, with its paths.
 
 An unknown is a missing entry of X; a visit-constant one is a single unknown, shared by all rows of its patient.
 """
@@ -10,6 +10,15 @@ import math
 import torch
 from torch import Tensor
 
+from lacova.covariates.paths import (
+    categories,
+    correlated,
+    draw_levels,
+    kl_of_levels,
+    kl_of_pairs,
+    log_density_of_pairs,
+    log_prob_of_levels,
+)
 from lacova.data.batches import Batch
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import FactorisedDistribution
@@ -35,12 +44,11 @@ def kl(q: FactorisedDistribution, p: FactorisedDistribution, batch: Batch, space
         c = space.on(batch.x.device).continuous
         terms = gaussian_kl(*(part.index_select(1, c) for part in (q.mean, q.var, p.mean, p.var)))
         total = total + torch.where(free.index_select(1, c), terms, 0.0).sum()
+        if p.paths is not None:
+            total = total + kl_of_pairs(q.columns(c), p.columns(c)).sum()
     if space.categorical:
         c = space.on(batch.x.device).categorical
-        log_q, log_p = q.log_prob.index_select(1, c), p.log_prob.index_select(1, c)
-        # 0 · log 0 = 0; a level with q > 0 and p = 0 makes the KL infinite, as it should.
-        ratio = torch.where(log_q.isneginf(), 0.0, log_q - log_p)
-        terms = (log_q.exp() * ratio).sum(-1)
+        terms = kl_of_levels(categories(q, space), p.columns(c))
         total = total + torch.where(free.index_select(1, c), terms, 0.0).sum()
     return total
 
@@ -74,8 +82,12 @@ def draw(
     """Draw completed covariates (draws×N×Q): observed entries are kept, visit-constant draws shared by a patient."""
     n, columns = batch.x.shape
     eps = torch.randn(draws, n, columns, generator=generator, device=batch.x.device, dtype=batch.x.dtype)
-    x = distribution.mean + distribution.var.sqrt() * eps
-    if space.categorical:
+    x = distribution.mean + distribution.var.sqrt() * correlated(eps, distribution, batch)
+    if space.categorical and distribution.paths is not None:
+        uniform = torch.rand(eps.shape, generator=generator, device=x.device, dtype=x.dtype)
+        levels = draw_levels(distribution, space, uniform, batch)[..., space.categorical]
+        x[:, :, space.categorical] = levels.to(x.dtype)
+    elif space.categorical:
         probs = distribution.log_prob[:, space.categorical].exp()
         codes = torch.multinomial(probs.flatten(0, 1), draws, replacement=True, generator=generator)
         x[:, :, space.categorical] = codes.T.reshape(draws, n, -1).to(x.dtype)
@@ -98,16 +110,20 @@ def level_probabilities(distribution: FactorisedDistribution, batch: Batch) -> T
 
 
 def log_density(distribution: FactorisedDistribution, x: Tensor, entries: Tensor, space: CovariateSpace) -> Tensor:
-    """Compute the log density (draws×N) of completed covariates x (draws×N×Q), over the entries in a mask (N×Q)."""
+    """Compute the log density (draws×N) of completed covariates x (draws×N×Q), over the entries in a mask (N×Q).
+
+    With paths, the density of an entry is that given the one before it in its run.
+    """
     total = x.new_zeros(x.shape[:2])
     if space.continuous:
         c = space.on(x.device).continuous
         mean, var = distribution.mean.index_select(1, c), distribution.var.index_select(1, c)
         terms = -0.5 * ((x.index_select(-1, c) - mean) ** 2 / var + var.log() + math.log(2.0 * math.pi))
+        if distribution.paths is not None:
+            terms = terms + log_density_of_pairs(distribution.columns(c), x.index_select(-1, c))
         total = total + torch.where(entries.index_select(1, c), terms, 0.0).sum(-1)
     if space.categorical:
         c = space.on(x.device).categorical
-        log_prob = distribution.log_prob.index_select(1, c).expand(len(x), -1, -1, -1)
-        terms = log_prob.gather(-1, x.index_select(-1, c).round().long()[..., None])[..., 0]
+        terms = log_prob_of_levels(categories(distribution, space), x.index_select(-1, c).round().long())
         total = total + torch.where(entries.index_select(1, c), terms, 0.0).sum(-1)
     return total

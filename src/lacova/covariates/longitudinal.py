@@ -7,6 +7,10 @@ observed visits before and after.
 
 The prior of a gap combines this with the mixture across the columns of the same visit. The two conditionals are
 multiplied, and the column's marginal, which both contain, is divided out.
+
+This gives each gap by itself. A run of gaps, visits that follow each other without an observed value between them, is a
+path (covariates/paths.py): numbers keep the precision between neighbours that they have in the process, and categories
+stay at their level as probably.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from torch import Tensor
 from lacova.covariates.mixture import Mixture
 from lacova.covariates.prior import CovariatePrior, FactorisedPrior, JointPrior
 from lacova.data.covariate_space import CovariateSpace
-from lacova.data.distributions import ConditionalPrior, FactorisedDistribution
+from lacova.data.distributions import ConditionalPrior, FactorisedDistribution, Paths
 from lacova.data.table import Table
 
 RATE_GRID = torch.logspace(-4, 4, 161, dtype=torch.float64)  # rates per mean gap between visits
@@ -29,6 +33,7 @@ MAX_PAIRS = 5_000  # pairs of neighbouring visits that rates between levels are 
 MAX_LEVELS = 12  # columns with more levels keep a single rate
 LOG_RATE_PRECISION = 1.0  # precision of the normal prior of a log rate, centred at the single-rate model
 MIN_PROBABILITY = 1e-12  # keeps transition probabilities away from zero
+MIN_LOSS = 1e-6  # least 1 − correlation of two visits, such as those at the same time
 
 
 class LongitudinalPrior(CovariatePrior):
@@ -42,6 +47,8 @@ class LongitudinalPrior(CovariatePrior):
         time: index of the time column in X, or None to take the number of the visit as its time.
         generators: rate matrix G between the levels of each categorical column (Q×levels×levels), zero elsewhere; None
             for jumps at the column's single rate to a level drawn from the marginal.
+        paths: whether the gaps of a run depend on each other. Without paths, the gaps of a patient are independent
+            given what is observed, which closed-form expectations over them need.
     """
 
     on_host = True
@@ -51,9 +58,11 @@ class LongitudinalPrior(CovariatePrior):
 
     def __init__(
         self, mixture: Mixture, marginal: FactorisedPrior, rates: Tensor, time: int | None,
-        generators: Tensor | None = None,
+        generators: Tensor | None = None, paths: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
+        columns = enumerate(mixture.space.static)
+        self.paths = paths and any(not static and q != time for q, static in columns)  # if any may have a memory
         self.space = mixture.space
         self.across = JointPrior(mixture)
         self.marginal = marginal
@@ -63,8 +72,9 @@ class LongitudinalPrior(CovariatePrior):
 
     @classmethod
     def learn(
-        cls, space: CovariateSpace, table: Table, time: int | None, seed: int, components: int | None = None
-    ) -> LongitudinalPrior:
+        cls, space: CovariateSpace, table: Table, time: int | None, seed: int, components: int | None = None,
+        paths: bool = True,
+    ) -> LongitudinalPrior:  # fmt: skip
         """Fit marginals and mixture to the observed entries, and rates to pairs of neighbouring observed visits."""
         marginal = FactorisedPrior.learn(space, table)
         mixture = JointPrior.learn(space, table, seed, components).mixture
@@ -78,18 +88,22 @@ class LongitudinalPrior(CovariatePrior):
             if torch.isfinite(rates[q]) and 1 < space.levels[q] <= MAX_LEVELS:
                 single_rate = generators[q, : space.levels[q], : space.levels[q]]
                 single_rate.copy_(_fit_rate_matrix(single_rate, table, clock, q))
-        return cls(mixture, marginal, rates, time, generators)
+        return cls(mixture, marginal, rates, time, generators, paths)
 
     @classmethod
-    def from_table(cls, space: CovariateSpace, table: Table, time: int | None, seed: int) -> LongitudinalPrior:
-        return cls.learn(space, table, time, seed)
+    def from_table(
+        cls, space: CovariateSpace, table: Table, time: int | None, seed: int, paths: bool = True
+    ) -> LongitudinalPrior:
+        return cls.learn(space, table, time, seed, paths=paths)
 
     @classmethod
-    def empty(cls, space: CovariateSpace, time: int | None, sizes: Mapping[str, int]) -> LongitudinalPrior:
+    def empty(
+        cls, space: CovariateSpace, time: int | None, sizes: Mapping[str, int], paths: bool = True
+    ) -> LongitudinalPrior:
         rates = torch.zeros(len(space.names), dtype=torch.float64)
         generators = rates.new_zeros(len(rates), space.max_levels, space.max_levels)
         mixture = Mixture.blank(space, sizes["mixture"])
-        return cls(mixture, FactorisedPrior.blank(space), rates, time, generators)
+        return cls(mixture, FactorisedPrior.blank(space), rates, time, generators, paths)
 
     def sizes(self) -> dict[str, int]:
         return self.across.sizes()
@@ -107,6 +121,8 @@ class LongitudinalPrior(CovariatePrior):
         across = _pool_static(self.across.condition(table).distribution.to(torch.float64), table, space)
         mean, var, log_prob = (t.clone() for t in (across.mean, across.var, across.log_prob))
         clock = _clock(table, self.time)
+        before_gap, after_gap = (torch.zeros_like(table.x_mask, dtype=torch.long, device="cpu") for _ in range(2))
+        coupling = torch.zeros(table.x.shape, dtype=torch.float64)
         for q in range(len(space.names)):
             if not torch.isfinite(self.rates[q]):
                 continue
@@ -119,6 +135,10 @@ class LongitudinalPrior(CovariatePrior):
                 along = _bridge_levels(values, distance, rate_matrix, log_marginal[0].exp())
                 product = log_prob[:, q, :levels] + along.clamp_min(MIN_PROBABILITY).log() - log_marginal
                 log_prob[:, q, :levels] = product.log_softmax(-1)
+                if self.paths:
+                    run = _runs(table, clock, q)
+                    before_gap[:, q], after_gap[:, q] = run.before, run.after
+                    coupling[:, q] = _share_kept(values, distance, run, rate_matrix, log_marginal[0].exp())
             else:
                 correlation = torch.exp(-self.rates[q] * distance)
                 centre, scale = marginal.mean[:, q], marginal.var[:, q]
@@ -126,8 +146,18 @@ class LongitudinalPrior(CovariatePrior):
                 precision = 1.0 / across.var[:, q] + 1.0 / along_var - 1.0 / scale  # positive: along_var ≤ scale
                 shift = (across.mean[:, q] - centre) / across.var[:, q] + along_mean / along_var
                 mean[:, q], var[:, q] = centre + shift / precision, 1.0 / precision
-        distribution = FactorisedDistribution(mean, var, log_prob).to(table.x.dtype).to(device)
+                if self.paths:
+                    run = _runs(table, clock, q)
+                    before_gap[:, q], after_gap[:, q] = run.before, run.after
+                    coupling[:, q] = torch.where(run.before != 0, _coupling(self.rates[q] * run.distance) / scale, 0.0)
+        paths = self._paths(before_gap, after_gap, coupling) if self.paths else None
+        distribution = FactorisedDistribution(mean, var, log_prob, paths).to(table.x.dtype).to(device)
         return ConditionalPrior(distribution, table.x.new_zeros(len(table)))
+
+    def _paths(self, before: Tensor, after: Tensor, coupling: Tensor) -> Paths:
+        memory = [bool(torch.isfinite(rate)) for rate in self.rates]
+        kinds = (any(memory[q] for q in columns) for columns in (self.space.continuous, self.space.categorical))
+        return Paths(before, after, coupling, *kinds)
 
 
 def _clock(table: Table, time: int | None) -> Tensor:
@@ -157,9 +187,7 @@ class _Neighbour(NamedTuple):
 def _neighbours(table: Table, clock: Tensor, q: int) -> tuple[_Neighbour, _Neighbour]:
     """Find each row's neighbours before and after in column q."""
     assert table.patient is not None
-    rows = (~clock.isnan()).nonzero()[:, 0]
-    by_time = rows[torch.argsort(clock[rows], stable=True)]
-    order = by_time[torch.argsort(table.patient[by_time], stable=True)]  # by patient, then time
+    order = _in_time(table, clock)
     x, mask = table.x[:, q].cpu().double(), table.x_mask[:, q].cpu()
     sides = []
     for rows in (order, order.flip(0)):  # the last observed visit so far, forwards and backwards in time
@@ -172,6 +200,81 @@ def _neighbours(table: Table, clock: Tensor, q: int) -> tuple[_Neighbour, _Neigh
         distance[rows] = torch.where(exists, (time - time[last.clamp_min(0)]).abs(), torch.inf)
         sides.append(_Neighbour(value, distance))
     return sides[0], sides[1]
+
+
+class _Runs(NamedTuple):
+    """The runs of gaps of a column: visits of a patient that follow each other in time, all without a value.
+
+    Attributes:
+        before, after: as in `Paths` (N,).
+        distance: distance in time to the gap before (N,); 0 where there is none.
+        row: row of the gap before (N,); the row itself where there is none.
+    """
+
+    before: Tensor
+    after: Tensor
+    distance: Tensor
+    row: Tensor
+
+
+def _runs(table: Table, clock: Tensor, q: int) -> _Runs:
+    """Find the runs of gaps of column q. Rows of unknown time are in none."""
+    assert table.patient is not None
+    order = _in_time(table, clock)
+    place = torch.empty_like(table.patient)
+    place[torch.argsort(table.patient, stable=True)] = torch.arange(len(place))
+    patient, gap = table.patient[order], ~table.x_mask[:, q].cpu()[order]
+    pair = gap[1:] & gap[:-1] & (patient[1:] == patient[:-1])
+    first, second = order[:-1][pair], order[1:][pair]
+    before, after, distance = torch.zeros_like(place), torch.zeros_like(place), torch.zeros_like(clock)
+    before[second], after[first] = place[first] - place[second], place[second] - place[first]
+    distance[second] = clock[second] - clock[first]
+    row = torch.arange(len(place))
+    row[second] = first
+    return _Runs(before, after, distance, row)
+
+
+def _in_time(table: Table, clock: Tensor) -> Tensor:
+    """Return the rows of known time, by patient, then time."""
+    assert table.patient is not None
+    rows = (~clock.isnan()).nonzero()[:, 0]
+    by_time = rows[torch.argsort(clock[rows], stable=True)]
+    return by_time[torch.argsort(table.patient[by_time], stable=True)]
+
+
+def _coupling(decay: Tensor) -> Tensor:
+    """Compute c/(1 − c²), c = exp(−decay): minus the precision between two visits of an OU process of variance 1.
+
+    It is the same whatever else is observed, before or after them.
+    """
+    decay = decay.clamp_min(MIN_LOSS)
+    return torch.exp(-decay) / -torch.expm1(-2.0 * decay)
+
+
+def _share_kept(values: Tensor, distance: Tensor, run: _Runs, rate_matrix: Tensor, marginal: Tensor) -> Tensor:
+    """Return r (N,) with which a path stays at its level as probably as the process does, given the visits around.
+
+    Two neighbours a and b of a run have the joint probabilities J(a, b) ∝ P(before → a) P(a → b) P(b → after). With
+    their marginals, r = 1 stays as often as can be, and r = 0 as often as independent levels do.
+    """
+    linked = (run.before != 0).nonzero()[:, 0]
+    one_side = torch.full_like(distance, torch.inf)
+    one_side[:, 0] = distance[:, 0]
+    start = _bridge_levels(values, one_side, rate_matrix, marginal)[run.row[linked]]  # p(a | before)
+    flat = torch.full_like(marginal, 1.0 / len(marginal))
+    other_side = torch.full_like(distance, torch.inf)
+    other_side[:, 1] = distance[:, 1]
+    end = _bridge_levels(values, other_side, rate_matrix, flat)[linked]  # in proportion to P(b → after)
+    gap, index = torch.unique(run.distance[linked], return_inverse=True)
+    joint = start[:, :, None] * _transition(rate_matrix, gap)[index] * end[:, None]
+    joint = joint / joint.sum((1, 2), keepdim=True)
+    first, second = joint.sum(2), joint.sum(1)
+    independent = (first * second).sum(1)
+    most = torch.minimum(first, second).sum(1)
+    stays = joint.diagonal(dim1=1, dim2=2).sum(1)
+    share = torch.zeros(len(values), dtype=values.dtype)
+    share[linked] = ((stays - independent) / (most - independent).clamp_min(MIN_LOSS)).clamp(0.0, 1.0 - MIN_LOSS)
+    return share
 
 
 def _bridge_levels(values: Tensor, distance: Tensor, rate_matrix: Tensor, marginal: Tensor) -> Tensor:
@@ -210,7 +313,7 @@ def _bridge_normal(values: Tensor, correlation: Tensor, scale: Tensor) -> tuple[
     Values and mean are relative to the stationary mean; `scale` is the stationary variance, and `correlation` (N×2)
     that of the row with its two neighbours.
     """
-    a, b = correlation[:, 0].clamp_max(1.0 - 1e-6), correlation[:, 1].clamp_max(1.0 - 1e-6)
+    a, b = correlation[:, 0].clamp_max(1.0 - MIN_LOSS), correlation[:, 1].clamp_max(1.0 - MIN_LOSS)
     # Regression on the two neighbours, which have correlation a·b with each other.
     denominator = 1.0 - (a * b) ** 2
     first, second = a * (1.0 - b**2) / denominator, b * (1.0 - a**2) / denominator

@@ -26,6 +26,9 @@ MIN_RATE, MAX_RATE = 0.1, 0.5
 def mask_more(table: Table, space: CovariateSpace, rate: Tensor, generator: torch.Generator) -> Table:
     """Mask some observed covariates at random; in visit-constant columns, those of whole patients.
 
+    Of other columns, too, as many patients lose all values as have none, within the rate: a run of gaps over all visits
+    is another task for q than a gap between observed visits.
+
     Masked entries keep their values in `x`. The result has no conditional prior: that of `table` may depend on
     entries that are now masked, so the caller must condition again.
 
@@ -36,11 +39,23 @@ def mask_more(table: Table, space: CovariateSpace, rate: Tensor, generator: torc
         generator: random numbers.
     """
     uniform = torch.rand(table.x.shape, generator=generator)
-    if table.patient is not None:
-        uniform = torch.where(
-            torch.tensor(space.static), uniform[table.patient], uniform
-        )  # row p decides for patient p
-    return replace(table, x_mask=table.x_mask & (uniform >= rate), conditional_prior=None)
+    if table.patient is None:
+        kept = uniform >= rate
+    else:
+        static = torch.tensor(space.static)
+        throughout = torch.where(static, rate, _missing_throughout(table, table.patient).minimum(rate))
+        left = (rate - throughout) / (1.0 - throughout).clamp_min(1e-6)
+        of_patient = torch.rand(table.x.shape, generator=generator)
+        of_patient = torch.where(static, uniform, of_patient)[table.patient]  # row p decides for patient p
+        kept = (of_patient >= throughout) & (static | (uniform >= left))
+    return replace(table, x_mask=table.x_mask & kept, conditional_prior=None)
+
+
+def _missing_throughout(table: Table, patient: Tensor) -> Tensor:
+    """Return the share of the patients who have no value of a column at any visit (Q,)."""
+    visits = torch.bincount(patient)
+    seen = torch.zeros(len(visits), table.x_mask.shape[1]).index_add(0, patient, table.x_mask.float())
+    return (seen[visits > 0] == 0).float().mean(0)
 
 
 def masking_rate(table: Table) -> Tensor:
@@ -51,4 +66,4 @@ def masking_rate(table: Table) -> Tensor:
 def masked_log_prob(q: FactorisedDistribution, batch: Batch, masked: Batch, space: CovariateSpace) -> Tensor:
     """Compute Σ log q over the entries observed in `batch` but not in `masked`; a visit-constant one counts once."""
     entries = factorised.free_entries(batch, space, masked.x_mask) & batch.x_mask
-    return factorised.log_density(q, batch.x[None], entries, space).sum()
+    return factorised.log_density(q.by_entry(), batch.x[None], entries, space).sum()

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from lacova.covariates.paths import spread
 from lacova.covariates.prior import FactorisedPrior, conditional_prior
 from lacova.covariates.static_regression import StaticRegression
 from lacova.data.batches import Batch
@@ -21,7 +22,8 @@ class AmortisedPosterior(nn.Module):
     """q(x_u | y_o, x_o), or q(x_u | x_o): a normal or categorical distribution for each entry, from networks.
 
     The inputs are values and masks of the row, and its conditional prior p(x_u | x_o). The outputs are corrections to a
-    starting distribution. Categorical probabilities start at the conditional prior. Normals start there too if
+    starting distribution. Where the prior has paths, so has q: what the visits of a run of gaps tell is shared
+    (`covariates/paths.py`). Categorical probabilities start at the conditional prior. Normals start there too if
     `continuous_start` is "conditional"; with "marginal" they start at the column's marginal distribution, so that q can
     move away from a conditional prior with several modes.
 
@@ -98,6 +100,8 @@ class AmortisedPosterior(nn.Module):
         # 8·tanh(·/8) is the identity near 0 and keeps variances within e^±8 of their starting values.
         var = (start_log_var + 8.0 * torch.tanh(to_log_var / 8.0)).exp()
         distribution = FactorisedDistribution(mean, var, torch.log_softmax(prior.log_prob + logits, dim=-1))
+        if self.sees_y:
+            distribution = spread(distribution, prior, batch, self.space)
         if self.static_regression is None:
             return distribution
         regression: FactorisedDistribution = self.static_regression(prior, batch)

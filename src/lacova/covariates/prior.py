@@ -48,12 +48,14 @@ class CovariatePrior(nn.Module, ABC):
     Attributes:
         space: layout of X.
         on_host: whether `condition` runs on the host even where the model is on a GPU: many small operations.
+        paths: whether the missing numbers of a patient's visits may depend on each other, given what is observed.
         posterior_start: where the normals of q(x_u | ·) start: at the "marginal" distribution of their column, which
             lets them leave a conditional prior with several modes, or at the "conditional" prior itself.
     """
 
     part_kind: ClassVar[str] = "covariate prior"
     on_host: ClassVar[bool] = False
+    paths: bool = False
     posterior_start: ClassVar[Literal["marginal", "conditional"]] = "marginal"
     space: CovariateSpace
 
@@ -241,9 +243,10 @@ class JointPrior(CovariatePrior):
         x, mask = table.x.to(self.mixture.mean), table.x_mask.to(self.mixture.mean.device)
         chunks = [self.mixture.condition(x[r], mask[r]) for r in torch.arange(len(x)).split(self.mixture.chunk())]
         marginals = [self.mixture.distribution(chunk) for chunk in chunks]
-        distribution = FactorisedDistribution(
-            *(torch.cat([getattr(marginal, name) for marginal in marginals]) for name in ("mean", "var", "log_prob"))
+        mean, var, log_prob = (
+            torch.cat([getattr(marginal, name) for marginal in marginals]) for name in ("mean", "var", "log_prob")
         )
+        distribution = FactorisedDistribution(mean, var, log_prob)
         conditional = ConditionalPrior(distribution, torch.cat([chunk.log_marginal for chunk in chunks]))
         return conditional.to(table.x.dtype).to(table.x.device)
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from lacova.covariates.factorised import share_static
+from lacova.covariates.paths import categories, correlated, draw_levels, log_prob_of_levels, log_steps, step_at
 from lacova.data.batches import Batch, Blocks, blocks
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import FactorisedDistribution
@@ -189,7 +190,7 @@ class Plan:
         self, distribution: FactorisedDistribution, batch: Batch, space: CovariateSpace, eps: StandardDraws
     ) -> Scenarios:
         """Fill in values and weights under `distribution`."""
-        eps_x = share_static(eps.x, batch, space)
+        eps_x = share_static(correlated(eps.x, distribution, batch), batch, space)
         mean, sd = (part.index_select(0, self.row) for part in (distribution.mean, distribution.var.sqrt()))
         drawn = mean + sd * eps_x[self.sample, self.row]
         if space.categorical:  # lines that only fill up a shape must hold levels, too: a density is evaluated there
@@ -197,17 +198,27 @@ class Plan:
         x = torch.where(batch.x_mask[self.row], batch.x[self.row], drawn)
         weight = self.probability.to(x.dtype)
         if len(self.line):
-            entry = self.entry_row * len(space.names) + self.entry_column
-            code, log_prob = self.code, distribution.log_prob.flatten(0, 1).index_select(0, entry)
+            # A scenario of a row has the probabilities of the row by itself, one of a patient those of its paths.
+            own = categories(distribution, space)
+            own = own if self.pad is not None else own.by_entry()
+            at, code = space.on(x.device).categorical, self.code
             if self.draws_levels:
-                levels = draw_levels(distribution, space, eps.uniform)
+                levels = draw_levels(distribution, space, eps.uniform, batch)
                 drawn_code = levels[self.draw[self.entry_scenario], self.entry_row, self.entry_column]
                 code = torch.where(self.enumerated, code, drawn_code)
-            log_weight = torch.where(self.enumerated, log_prob.gather(1, code[:, None])[:, 0], 0.0)
+            entry = self.entry_row * len(at) + torch.searchsorted(at, self.entry_column)
+            if own.paths is None or not own.paths.levels:
+                log_prob = own.log_prob.flatten(0, 1).index_select(0, entry).gather(1, code[:, None])[:, 0]
+            else:
+                line = self.line + own.paths.before.flatten().index_select(0, entry)
+                codes = torch.zeros_like(x, dtype=torch.long).index_put((self.line, self.entry_column), code)
+                code_before = codes[line.clamp(0, len(x) - 1), self.entry_column]
+                log_prob = step_at(log_steps(own).flatten(0, 1).index_select(0, entry), code_before, code)
+            log_weight = torch.where(self.enumerated, log_prob, 0.0)
             weight = weight * log_weight.new_zeros(len(weight)).index_add(0, self.entry_scenario, log_weight).exp()
             if self.draws_levels:
-                log_q = distribution.log_prob.expand(len(levels), -1, -1, -1).gather(-1, levels[..., None])[..., 0]
-                log_q = torch.where(self.sampled, log_q, 0.0).sum(-1)  # S'×N
+                log_q = log_prob_of_levels(own, levels.index_select(-1, at))
+                log_q = torch.where(self.sampled.index_select(1, at), log_q, 0.0).sum(-1)  # S'×N
                 total = log_q.new_zeros(len(log_q), self.units).index_add(1, self.row_unit, log_q)
                 of_draw = self.draw * self.units + self.unit
                 weight = weight * _score_factor(total).flatten().index_select(0, of_draw)
@@ -389,20 +400,16 @@ def _missing_levels(
 
 
 def fill(distribution: FactorisedDistribution, batch: Batch, space: CovariateSpace, eps: StandardDraws) -> Tensor:
-    """Fill gaps by draws (S×N×Q), shared within a patient if visit-constant; `eps` is of each row, or one for all."""
-    x = distribution.mean + distribution.var.sqrt() * eps.x
+    """Fill gaps by draws (S×N×Q), shared within a patient if visit-constant.
+
+    `eps` is of each row; or one for all, if the distribution has no paths.
+    """
+    x = distribution.mean + distribution.var.sqrt() * correlated(eps.x, distribution, batch)
     if space.categorical:
         categorical = space.on(x.device).categorical
-        levels = draw_levels(distribution, space, eps.uniform[: len(x)])
+        levels = draw_levels(distribution, space, eps.uniform[: len(x)], batch)
         x = x.index_copy(-1, categorical, levels[..., categorical].to(x.dtype))
     return torch.where(batch.x_mask, batch.x, share_static(x, batch, space))
-
-
-def draw_levels(distribution: FactorisedDistribution, space: CovariateSpace, uniform: Tensor) -> Tensor:
-    """Draw levels (S'×N×Q) by inverting the distribution function at uniform numbers of the same shape."""
-    cumulative = distribution.log_prob.detach().exp().cumsum(-1)
-    below = cumulative <= (uniform[..., None] * cumulative[..., -1:])
-    return below.sum(-1).clamp(max=space.max_levels - 1)
 
 
 def _score_factor(log_prob: Tensor) -> Tensor:

@@ -108,7 +108,17 @@ class Batch:
             )
         )  # fmt: skip
         both = None if prior is None or below is None else prior.above(below)
-        return Batch(y, y_mask, x, x_mask, patient, self.scale, both, self.patients + other.patients)
+        longest = None if self.longest is None or other.longest is None else max(self.longest, other.longest)
+        return Batch(
+            y, y_mask, x, x_mask, patient, self.scale, both, self.patients + other.patients, longest=longest
+        )  # fmt: skip
+
+    def by_entry(self) -> Batch:
+        """Return the same rows with the conditional prior of each entry by itself, without paths."""
+        prior = self.conditional_prior
+        if prior is None or prior.distribution.paths is None:
+            return self
+        return replace(self, conditional_prior=replace(prior, distribution=prior.distribution.by_entry()))
 
     def take(self, rows: Tensor) -> Batch:
         """Return the rows chosen by a mask (N̂,), with their patients numbered anew."""

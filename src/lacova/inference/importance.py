@@ -75,6 +75,8 @@ def importance_sample(
             p(y_o | z, x).
     """
     draws, n = eps.z.shape[:2]
+    if not by_patient:
+        q_x, batch = q_x.by_entry(), batch.by_entry()
     x = fill(q_x, batch, vae.space, eps)
     flat = x.flatten(0, 1)
     entries = factorised.free_entries(batch, vae.space) if by_patient else ~batch.x_mask

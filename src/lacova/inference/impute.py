@@ -65,7 +65,7 @@ def weighted_draws(
     """Draw every row with weights: self-normalised importance sampling of z, x_u, and y_u where gaps depend on it.
 
     The weighted distribution tends to p(y_u, x_u | y_o, x_o) as draws grow, however far q is from it. Rows of a patient
-    share weights where they share visit-constant covariates.
+    share weights where they share visit-constant covariates, or may have gaps on paths.
 
     Args:
         vae: the trained model, of rows that z does not couple.

@@ -113,8 +113,9 @@ class ConditionalVAE(nn.Module):
 
     @property
     def couples_rows(self) -> bool:
-        """Whether rows of a patient share unknowns: gaps in visit-constant columns, z, or random effects."""
-        return self.prior.couples_rows or self.random_effects is not None or any(self.space.static)
+        """Whether rows of a patient share unknowns: visit-constant gaps, paths of others, z, or random effects."""
+        shared = self.covariate_prior.paths or any(self.space.static)
+        return shared or self.prior.couples_rows or self.random_effects is not None
 
     @property
     def joint(self) -> bool:
@@ -221,7 +222,7 @@ class ConditionalVAE(nn.Module):
             return self.latents(batch)[:2]
         generator = torch.Generator(batch.x.device).manual_seed(0)
         eps = StandardDraws.draw(batch.x[:1], ENCODING_DRAWS, 0, self.space, generator)
-        q = self.latents_at(batch, fill(self.covariate_distribution(batch), batch, self.space, eps))
+        q = self.latents_at(batch, fill(self.covariate_distribution(batch).by_entry(), batch, self.space, eps))
         return q.mean.mean(0), q.var.mean(0) + q.mean.var(0, correction=0)
 
     def factorise_effects(self, batch: Batch) -> Factorisation | None:
@@ -336,11 +337,16 @@ class ConditionalVAE(nn.Module):
         self.covariate_prior.load_state_dict(prior.state_dict())
 
     def _informed(self, batch: Batch) -> Tensor:
-        """Return the entries (N×Q) whose row, or patient for visit-constant columns, has some y; all if q ignores y."""
+        """Return the entries (N×Q) whose row, or patient for visit-constant columns, has some y; all if q ignores y.
+
+        On a path, every visit is informed by the others.
+        """
         if not self.covariate_posterior.sees_y:
             return torch.ones_like(batch.x_mask)
         measured = batch.y_mask.any(1)
         patient_measured = torch.zeros(batch.patients, dtype=torch.bool, device=measured.device)
         patient_measured[batch.patient[measured]] = True
         static = self.space.on(measured.device).static
-        return torch.where(static, patient_measured[batch.patient][:, None], measured[:, None])
+        informed = torch.where(static, patient_measured[batch.patient][:, None], measured[:, None])
+        paths = conditional_prior(batch).distribution.paths
+        return informed if paths is None else informed | paths.linked

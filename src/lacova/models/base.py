@@ -59,9 +59,9 @@ class Model(Inference, ABC):
             "knn", "iterative", "zero"; "oracle" demands complete X. Or a registered `CovariatePrior` of your own,
             as a class, or as `functools.partial` of it with its configuration.
         joint_posterior: True: q(z) sees the covariates, drawn where they are missing, so that draws of X and Y belong
-            together. False: it sees what is observed of them, as in the paper; a missing covariate and a missing
-            measurement are then drawn independently, given what is observed. None: True where the model allows it, but
-            False with covariates "paper".
+            together; with covariates "joint", what a patient lacks at several visits is drawn as a path. False: q(z)
+            sees what is observed of them, as in the paper; whatever is missing is then drawn independently, given what
+            is observed. None: True where the model allows it, but False with covariates "paper".
         covariate_prior: domain knowledge that replaces the observed moments or frequencies of some covariates:
             `{"height": (170, 10), "sex": {"f": 0.5, "m": 0.5}}`; for "factorised" and "paper".
         noise_floor: least noise variance of a (scaled) measurement.
@@ -150,7 +150,7 @@ class Model(Inference, ABC):
 
     @property
     def _joint(self) -> bool:
-        """Whether q(z) sees the missing covariates that were drawn, if the prior and the encoder allow it."""
+        """Whether missing covariates are drawn as paths, and q(z) sees those drawn, if prior and encoder allow it."""
         return self.covariates != "paper" if self.joint_posterior is None else self.joint_posterior
 
     @property

@@ -108,13 +108,15 @@ def _covariate_prior(model: Blueprint) -> Any:
         return _Configured(covariates) if isinstance(covariates, partial) else covariates
     if covariates != "joint":
         return FactorisedPrior
-    return JointPrior if model.schema.instance is None else LongitudinalPrior
+    if model.schema.instance is None:
+        return JointPrior
+    return _Configured(partial(LongitudinalPrior, paths=model._joint))
 
 
 class _Configured:
     """A class of covariate priors with its configuration."""
 
-    def __init__(self, configured: partial[CovariatePrior]) -> None:
+    def __init__(self, configured: partial[Any]) -> None:
         self.kind: Any = configured.func
         self.configuration = configured.keywords
 

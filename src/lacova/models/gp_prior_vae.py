@@ -127,6 +127,10 @@ class GPPriorVAE(Model):
             )
 
     @property
+    def _joint(self) -> bool:
+        return self.expectation == "sample" and super()._joint
+
+    @property
     def _has_random_effects(self) -> bool:
         return bool(self.patient_effects) and self.schema.instance is not None
 

@@ -92,7 +92,8 @@ def _pad_batch(batch: Batch, rows: int, units: int, visits: int | None) -> Batch
     prior = batch.conditional_prior
     if prior is not None:
         p = prior.distribution
-        filled = FactorisedDistribution(_pad(p.mean, rows, 0), _pad(p.var, rows, 1), _pad(p.log_prob, rows, 0))
+        paths = None if p.paths is None else p.paths.with_parts(*(_pad(part, rows, 0) for part in p.paths.parts))
+        filled = FactorisedDistribution(_pad(p.mean, rows, 0), _pad(p.var, rows, 1), _pad(p.log_prob, rows, 0), paths)
         prior = ConditionalPrior(filled, _pad(prior.log_marginal, rows, 0))
     scale = batch.scale
     if not isinstance(scale, Tensor):

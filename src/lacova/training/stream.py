@@ -16,7 +16,6 @@ from torch import Tensor
 
 from lacova.covariates.masked_loss import mask_more
 from lacova.data.batches import Batches
-from lacova.data.distributions import ConditionalPrior, FactorisedDistribution
 from lacova.data.io.archive import digest
 from lacova.data.io.parquet import Layout, Part, Source, unit_starts
 from lacova.data.table import Table
@@ -191,10 +190,7 @@ def _concatenate(a: Table, b: Table) -> Table:
         patient = torch.cat([a.patient, int(a.patient.max()) + 1 + b.patient])
     prior = None
     if a.conditional_prior is not None and b.conditional_prior is not None:
-        p, q = a.conditional_prior.distribution, b.conditional_prior.distribution
-        parts = (torch.cat([getattr(p, name), getattr(q, name)]) for name in ("mean", "var", "log_prob"))
-        log_marginal = torch.cat([a.conditional_prior.log_marginal, b.conditional_prior.log_marginal])
-        prior = ConditionalPrior(FactorisedDistribution(*parts), log_marginal)
+        prior = a.conditional_prior.above(b.conditional_prior)
     y, y_mask, x, x_mask = (torch.cat([getattr(a, name), getattr(b, name)]) for name in ("y", "y_mask", "x", "x_mask"))
     return Table(y, y_mask, x, x_mask, patient, (), prior)
 

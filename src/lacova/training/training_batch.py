@@ -96,18 +96,19 @@ class IndexedBatch:
         table, masked, device = self.loader.batches.table, self.loader.masked_table, self.loader.device
         here: IndexedBatch = map_tensors(self, lambda value: value.to(device, non_blocking=True))
         rows, real, filling = here.rows, here.real[:, None], ~here.real[:, None]
-        weight = here.real.to(table.x.dtype)
+        weight, prior = here.real.to(table.x.dtype), table.conditional_prior
+        prior = None if prior is None else prior.take(rows).without_paths(~here.real)
         batch = Batch(
             table.y[rows], table.y_mask[rows] & real, table.x[rows], table.x_mask[rows] | filling, here.patient,
-            here.scale, None if table.conditional_prior is None else table.conditional_prior.take(rows), here.count,
-            weight, here.longest,
+            here.scale, prior, here.count, weight, here.longest,
         )  # fmt: skip
         plan = here.plan.expand(weight, batch.x.shape[1]) if isinstance(here.plan, RowPlan) else here.plan
         if not self.masked:
             return TrainingBatch(batch, plan, None)
         assert masked is not None
         more = with_mask_of(batch, masked, rows)
-        return TrainingBatch(batch, plan, replace(more, x_mask=more.x_mask | filling))
+        prior = None if more.conditional_prior is None else more.conditional_prior.without_paths(~here.real)
+        return TrainingBatch(batch, plan, replace(more, x_mask=more.x_mask | filling, conditional_prior=prior))
 
 
 AnyBatch = TrainingBatch | IndexedBatch

@@ -13,7 +13,13 @@ from lacova.models.settings import setting_names
 
 # Settings that older files lack and whose default is new: what models did before. Others that a file lacks have their
 # defaults.
-BEFORE = {"lengthscales": "own", "joint_posterior": False, "patient_factors": 0, "patient_slopes": False}
+BEFORE = {
+    "lengthscales": "own",
+    "joint_posterior": False,
+    "patient_factors": 0,
+    "patient_slopes": False,
+    "noise": "column",
+}
 # Format 2: networks, families, kernels and priors of others by name; one word for each idea.
 TENSORS = {
     "codec.": "encoder.",

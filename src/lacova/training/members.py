@@ -29,10 +29,11 @@ def train_member(
 ) -> tuple[ConditionalVAE, Outcome]:
     """Train a member, and return it.
 
-    Its networks, kernels, noise and variances of patients are those of the bootstrap sample. What is integrated over
-    keeps the posterior of all rows, whose doubt would otherwise count twice: v of a GP prior is solved for them in the
-    end, and the coefficients w of the fixed effects stay as the fit left them. Measurements that are not Gaussian keep
-    the shape of their family.
+    Its networks, kernels and variances of patients are those of the bootstrap sample. Its noise, and the shape of
+    measurements that are not Gaussian, are those of the fit: a bootstrap sample has some rows several times, and the
+    residuals of few rows are smaller than their noise. What is integrated over keeps the posterior of all rows, whose
+    doubt would otherwise count twice: v of a GP prior is solved for them in the end, and the coefficients w of the fixed
+    effects stay as the fit left them.
 
     Args:
         vae: the fitted model, which stays as it is.
@@ -42,10 +43,10 @@ def train_member(
         checkpoint: a file to write now and then.
     """
     member = copy.deepcopy(vae)
-    for name, family in member.likelihood.families.items():
-        family.requires_grad_(name == "gaussian")
-    if member.random_effects is not None and member.random_effects.fixed_effects is not None:
-        member.random_effects.fixed_effects.requires_grad_(False)
+    effects = member.random_effects
+    for part in (member.likelihood, member.row_noise, None if effects is None else effects.fixed_effects):
+        if part is not None:
+            part.requires_grad_(False)
     own = member_options(options, train, number)
     rows = TableLoader(resample(train.host, own.seed), train.masking_rate, own, train.device, train.team)
     outcome = Trainer(member, rows, None, own, checkpoint, posterior_rows=train).run()

@@ -182,3 +182,23 @@ def test_categories_alone_have_a_number_of_used_dimensions():
     model, sentences = fitted(VAE(schema, latent_dim=2), table, max_epochs=2)
     assert sentences == []
     assert model.findings.used in (0, 1, 2)
+
+
+def test_a_covariate_that_never_changes_but_is_not_declared_so():
+    """As a trial whose arm was not declared: patients' own differences take its effect up."""
+    rng, patient = np.random.default_rng(0), np.repeat(np.arange(12), 3)
+    table = pd.DataFrame({"id": patient, "day": np.tile(np.arange(3.0), 12), "dose": rng.normal(size=36)})
+    table["arm"], table["site"] = np.where(patient % 2 == 0, "a", "b"), "x"
+    table.loc[[0, 1, 2, 3, 7], "arm"] = None  # gaps are no changes
+    table["y"] = rng.normal(size=36)
+    covariates = {"arm": "categorical", "site": "categorical", "dose": "continuous", "day": "continuous"}
+
+    def concerns(rows, static):
+        model = GPPriorVAE(Schema(["y"], covariates, instance="id", time="day", static=static), latent_dim=1)
+        return model.fit(rows, max_epochs=1, device="cpu").findings.concerns
+
+    assert concerns(table, [])["undeclared"].startswith("'arm' never changed within a patient, but is not declared")
+    assert "undeclared" not in concerns(table, ["arm"])
+    assert "undeclared" not in concerns(table.iloc[:27], [])  # eight patients may not have changed by chance
+    changed = table.assign(arm=table.arm.where(table.index != 35, "a"))
+    assert "undeclared" not in concerns(changed, [])

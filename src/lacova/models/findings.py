@@ -26,6 +26,7 @@ CHANCE = 5.0  # how many standard errors it must be above 0
 AT_FLOOR = 10.0  # noise variance as a multiple of its floor; 77 or more in sound fits
 EXPLAINED = 0.95  # share of a measurement's variance, from which its noise is small
 PATIENT_SHARE = 0.99
+SEEN_TWICE = 10  # patients with a covariate at two visits or more, from which it is noticed that it never changes
 # Observations of a measurement, or patients with one, per coefficient: docs/training.md has the figures.
 PER_COEFFICIENT, PER_COEFFICIENT_OF_GP = 7, 50
 
@@ -76,9 +77,12 @@ def examine(
     names = [encoder.schema.measurements[d] for d in encoder.measurements.columns("gaussian")]
     fit = _look(vae, batches, len(names))
     found = {
-        "small table": small_table(encoder, table, of_gp), "unused z": unused(fit, names),
-        "noise at its floor": at_floor(fit, names, noise_floor), "patient share": patients_only(fit, names),
-    }  # fmt: skip
+        "small table": small_table(encoder, table, of_gp),
+        "unused z": unused(fit, names),
+        "undeclared": undeclared(encoder, table),
+        "noise at its floor": at_floor(fit, names, noise_floor),
+        "patient share": patients_only(fit, names),
+    }
     used = int((fit.share >= USED).sum())
     return Findings(used, {kind: sentence for kind, sentence in found.items() if sentence})
 
@@ -98,6 +102,35 @@ def small_table(encoder: TableEncoder, table: Table, of_gp: bool = False) -> str
         lasting = 1 + sum(count for count, static in zip(own, space.static, strict=True) if static)
         found = _few(encoder, seen, least, lasting, "patients") or found
     return found
+
+
+def undeclared(encoder: TableEncoder, table: Table) -> str:
+    """Warn of covariates that never change within a patient but are not declared so."""
+    space = encoder.space
+    if table.patient is None:
+        return ""
+    patient = table.patient[:, None].expand_as(table.x)
+    count, low, high = (
+        torch.full((len(table.labels), table.x.shape[1]), start, dtype=table.x.dtype)
+        for start in (0.0, torch.inf, -torch.inf)
+    )
+    count.scatter_add_(0, patient, table.x_mask.to(table.x))
+    low.scatter_reduce_(0, patient, torch.where(table.x_mask, table.x, torch.inf), "amin")
+    high.scatter_reduce_(0, patient, torch.where(table.x_mask, table.x, -torch.inf), "amax")
+    several, known = count > 1.0, count > 0.0
+    constant = ((low == high) | ~several).all(0) & (several.sum(0) >= SEEN_TWICE)
+    differs = torch.where(known, low, torch.inf).amin(0) < torch.where(known, high, -torch.inf).amax(0)
+    names = [
+        name for q, name in enumerate(space.names)
+        if constant[q] and differs[q] and not space.static[q] and name != encoder.schema.time
+    ]  # fmt: skip
+    if not names:
+        return ""
+    return (
+        f"{listed(names)} never changed within a patient, but {'is' if len(names) == 1 else 'are'} not declared "
+        "visit-constant: an effect of it is taken for patients' own differences. Declare it in the schema, static="
+        f"{names!r}, if it cannot change."
+    )
 
 
 def _few(encoder: TableEncoder, seen: Tensor, least: int, coefficients: int, units: str) -> str:

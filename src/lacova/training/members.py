@@ -32,7 +32,7 @@ def train_member(
     Its networks, kernels and variances of patients are those of the bootstrap sample. Its noise, and the shape of
     measurements that are not Gaussian, are those of the fit: a bootstrap sample has some rows several times, and the
     residuals of few rows are smaller than their noise. What is integrated over keeps the posterior of all rows, whose
-    doubt would otherwise count twice: v of a GP prior is solved for them in the end, and the coefficients w of the fixed
+    doubt would otherwise count twice: v of a GP prior is solved for them in the end, and the coefficients w of fixed
     effects stay as the fit left them.
 
     Args:

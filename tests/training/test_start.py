@@ -37,7 +37,7 @@ def log_likelihood(factors, residual, mask):
 
 
 def assembled(model, table):
-    data = read_training_data(model, table, None, FitOptions(), torch.device("cpu"), SINGLE)
+    data = read_training_data(model, table, False, FitOptions(), torch.device("cpu"), SINGLE)
     torch.manual_seed(0)
     return build(model, data.encoder, data.table, 0), data.table
 

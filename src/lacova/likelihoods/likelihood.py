@@ -152,7 +152,7 @@ class Likelihood(nn.Module):
             return outputs, batch, self.noise_variance
         columns, places = self._gaussian_index
         own = replace(batch, y=batch.y[:, columns], y_mask=batch.y_mask[:, columns])
-        return outputs[..., places], own, self.noise_variance
+        return self._gaussian.mean(outputs[..., places]), own, self.noise_variance
 
     def add_to_gaussian(self, outputs: Tensor, values: Tensor) -> Tensor:
         """Return the outputs with values (…×N̂×n) added to the locations of the Gaussian columns."""

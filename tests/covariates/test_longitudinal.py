@@ -7,17 +7,12 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from lacova.covariates.longitudinal import (
-    LongitudinalPrior,
-    _bridge_levels,
-    _bridge_normal,
-    _clock,
-    _fit_rate,
-    _neighbours,
-)
+from lacova.covariates.longitudinal import LongitudinalPrior
 from lacova.covariates.mixture import Mixture
 from lacova.covariates.paths import correlated, log_steps, memory
 from lacova.covariates.prior import FactorisedPrior, JointPrior
+from lacova.covariates.processes import Sides, bridge_normal, fit_rate
+from lacova.covariates.visits import Visits, clock_of
 from lacova.data.batches import Batches
 from lacova.data.covariate_space import CovariateSpace
 from tests.covariates import cases
@@ -56,13 +51,25 @@ def prior_with_rates(space, rates, time=0, components=3):
     )
 
 
+def neighbours_of(t, clock, q):
+    """Value and distance (N,) of a column's neighbours, before and after."""
+    sides = Visits.of(t, clock, torch.tensor([q])).neighbours()
+    return [(value[:, 0], distance[:, 0]) for value, distance in zip(*sides, strict=True)]
+
+
+def bridge_levels(values, gaps, rate_matrix, marginal):
+    """p(x | level before, level after) of one column, from levels and distances (N×2)."""
+    level, distance = values.T[..., None].long(), gaps.T[..., None]
+    return Sides.of(level, distance, rate_matrix[None], marginal[None]).bridge()[:, 0]
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_neighbours_equal_a_double_loop(seed):
     t = ragged(seed, visits=(6, 1, 9, 5, 8))
     for time in (0, None):
-        clock = _clock(t, time)
+        clock = clock_of(t, time)
         for q in (1, 2):
-            sides = _neighbours(t, clock, q)
+            sides = neighbours_of(t, clock, q)
             neighbours = 0
             for i in range(len(t)):
                 here = (float(clock[i]), i)
@@ -78,15 +85,15 @@ def test_neighbours_equal_a_double_loop(seed):
                     assert distance[i] == (abs(when - clock[i]) if j >= 0 else math.inf)
                     assert value[i] == (t.x[j, q] if j >= 0 else 0.0)
             assert neighbours > 10
-    assert (torch.stack([d for _, d in _neighbours(t, _clock(t, 0), 1)]) == 0).any()  # ties occur
+    assert (torch.stack([d for _, d in neighbours_of(t, clock_of(t, 0), 1)]) == 0).any()  # ties occur
 
 
 def test_without_a_time_column_visits_are_counted():
     t = ragged()
-    clock = _clock(t, None)
+    clock = clock_of(t, None)
     for i in range(len(t)):
         assert clock[i] == sum(int(t.patient[j] == t.patient[i]) for j in range(i))
-    assert torch.equal(_clock(t, 0).isnan(), ~t.x_mask[:, 0])
+    assert torch.equal(clock_of(t, 0).isnan(), ~t.x_mask[:, 0])
 
 
 def single_rate_matrix(stationary, rate):
@@ -115,12 +122,12 @@ def test_bridge_of_levels_equals_the_markov_chain(stationary):
                     gaps = torch.tensor([[first, second]], dtype=torch.float64)
                     values = torch.tensor([[before, after]], dtype=torch.float64)
                     assert_close(
-                        _bridge_levels(values, gaps, single_rate_matrix(pi, rate), pi)[0],
+                        bridge_levels(values, gaps, single_rate_matrix(pi, rate), pi)[0],
                         expected,
                         rtol=1e-8,
                         atol=1e-11,
                     )
-    none = _bridge_levels(
+    none = bridge_levels(
         torch.zeros(1, 2).double(), torch.full((1, 2), math.inf).double(), single_rate_matrix(pi, rate), pi
     )
     assert_close(none[0], pi, rtol=1e-12, atol=0)
@@ -135,7 +142,7 @@ def test_bridge_of_numbers_equals_the_dense_conditional(gaps):
     when = torch.tensor([0.0, *((-gaps[0], gaps[1])[i] for i in near)], dtype=torch.float64)
     covariance = scale * torch.exp(-rate * (when[:, None] - when).abs())
     gain = covariance[0, 1:] @ torch.linalg.inv(covariance[1:, 1:]) if near else torch.zeros(0).double()
-    mean, var = _bridge_normal(values, memory, torch.tensor([scale], dtype=torch.float64))
+    mean, var = bridge_normal(values.T, memory.T, torch.tensor([scale], dtype=torch.float64))
     assert_close(mean[0], gain @ values[0, near], rtol=1e-8, atol=1e-12)
     assert_close(var[0], covariance[0, 0] - gain @ covariance[1:, 0], rtol=1e-8, atol=0)
 
@@ -168,7 +175,7 @@ def simulate(stationary, rate, patients=400, visits=12, seed=0, missing=0.2):
 def test_rates_are_recovered(stationary, rate):
     space, t, _ = simulate(stationary, rate, patients=1_500)
     marginal = FactorisedPrior.learn(space, t)
-    assert float(_fit_rate(space, marginal, t, _clock(t, 0), 1)) == pytest.approx(rate, rel=0.15)
+    assert float(fit_rate(space, marginal, t, clock_of(t, 0), 1)) == pytest.approx(rate, rel=0.15)
 
 
 RISING = torch.tensor([[-0.5, 0.45, 0.05], [0.02, -0.62, 0.6], [0.01, 0.04, -0.05]], dtype=torch.float64)
@@ -206,7 +213,7 @@ def test_bridge_with_a_rate_per_pair_of_levels_equals_the_chain():
             values = torch.tensor([[before or 0, after or 0]], dtype=torch.float64)
             gaps = [math.inf if before is None else 0.8, math.inf if after is None else 2.5]
             gaps = torch.tensor([gaps], dtype=torch.float64)
-            probs = _bridge_levels(values, gaps, RISING, start)[0]
+            probs = bridge_levels(values, gaps, RISING, start)[0]
             assert_close(probs, weight / weight.sum(), rtol=1e-8, atol=1e-10)
 
 
@@ -217,8 +224,8 @@ def test_a_rising_column_is_not_bridged_downwards():
     values = torch.tensor([[1.0, 0.0]]).double()
     after_one = torch.tensor([[1.0, math.inf]]).double()
     overall = prior.marginal.log_prob[1].exp()
-    free = _bridge_levels(values, after_one, prior.generators[1], overall)[0]
-    single = _bridge_levels(values, after_one, single_rate_matrix(overall.double(), float(prior.rates[1])), overall)[0]
+    free = bridge_levels(values, after_one, prior.generators[1], overall)[0]
+    single = bridge_levels(values, after_one, single_rate_matrix(overall.double(), float(prior.rates[1])), overall)[0]
     assert free[2] > 5.0 * free[0]
     assert free[0] < single[0]
 
@@ -294,9 +301,9 @@ def test_independent_columns_use_their_own_process_only(time):
     )  # fmt: skip
     rates = torch.tensor([math.inf, 0.7, 1.3, math.inf, math.inf], dtype=torch.float64)
     p = LongitudinalPrior(mixture, marginal, rates, time).condition(t).distribution
-    clock = _clock(t, time)
+    clock = clock_of(t, time)
     for q in (1, 2):
-        (first, to), (second, on) = _neighbours(t, clock, q)
+        (first, to), (second, on) = neighbours_of(t, clock, q)
         for i in (~t.x_mask[:, q]).nonzero()[:, 0].tolist():
             if 0.0 in (to[i], on[i]):
                 continue  # tied times
@@ -320,14 +327,14 @@ def test_both_sources_are_multiplied_and_the_marginal_divided_out():
     t = ragged(seed=3)
     prior = prior_with_rates(SPACE, [math.inf, 0.7, 1.3, math.inf, math.inf])
     p, across = prior.condition(t).distribution, JointPrior(prior.across.mixture).condition(t).distribution
-    clock, marginal = _clock(t, 0), prior.marginal
+    clock, marginal = clock_of(t, 0), prior.marginal
     for q, rate in ((1, 0.7), (2, 1.3)):
-        sides = _neighbours(t, clock, q)
+        sides = neighbours_of(t, clock, q)
         values, gaps = (torch.stack(v, 1) for v in zip(*sides, strict=True))
         for i in (~t.x_mask[:, q]).nonzero()[:, 0].tolist():
             if q == 2:
                 pi = marginal.log_prob[2].exp()
-                along = _bridge_levels(values[i : i + 1], gaps[i : i + 1], single_rate_matrix(pi, rate), pi)[
+                along = bridge_levels(values[i : i + 1], gaps[i : i + 1], single_rate_matrix(pi, rate), pi)[
                     0
                 ].clamp_min(1e-12)
                 expected = across.log_prob[i, 2].exp() * along / pi
@@ -335,7 +342,7 @@ def test_both_sources_are_multiplied_and_the_marginal_divided_out():
             else:
                 centre, scale = marginal.mean[1], marginal.var[1]
                 memory = torch.exp(-rate * gaps[i : i + 1])
-                mean, var = _bridge_normal(values[i : i + 1] - centre, memory, scale[None])
+                mean, var = bridge_normal(values[i : i + 1].T - centre, memory.T, scale[None])
                 parts = [
                     (across.mean[i, 1], across.var[i, 1], 1.0),
                     (centre + mean[0], var[0], 1.0),
@@ -426,7 +433,7 @@ def test_the_numbers_of_a_run_are_those_of_the_process_given_what_is_observed(ti
     assert not linked[batch.x_mask].any()
     eps = torch.eye(batch.x.numel(), dtype=torch.float64).view(-1, *batch.x.shape)
     root = (correlated(eps, p, batch) * p.var.sqrt())[..., 1].T
-    clock = _clock(t, time)[rows]
+    clock = clock_of(t, time)[rows]
     for patient in range(len(visits)):
         gap = (~batch.x_mask[:, 1] & (batch.patient == patient) & ~clock.isnan()).nonzero()[:, 0]
         seen = (batch.x_mask[:, 1] & (batch.patient == patient) & ~clock.isnan()).nonzero()[:, 0]
@@ -485,8 +492,8 @@ def test_levels_of_a_run_stay_as_probably_as_the_process():
     rows, batch = next(Batches(replace(t, conditional_prior=prior.condition(t))).in_order())
     p = batch.conditional_prior.distribution
     assert not p.paths.linked[:, [0, 3, 4]].any()
-    pi, clock = marginal.log_prob[2].exp(), _clock(t, None)
-    (first, to), (second, on) = (tuple(part[rows] for part in side) for side in _neighbours(t, clock, 2))
+    pi, clock = marginal.log_prob[2].exp(), clock_of(t, None)
+    (first, to), (second, on) = (tuple(part[rows] for part in side) for side in neighbours_of(t, clock, 2))
     time, pairs = clock[rows], 0
     stays = log_steps(p)[:, 2].exp().diagonal(dim1=1, dim2=2)
     for i in (p.paths.before[:, 2] != 0).nonzero()[:, 0].tolist():

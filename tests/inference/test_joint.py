@@ -96,15 +96,22 @@ def patients_with_gaps(model, gaps=0.3, seed=0):
     return vae, whole_batch(encoded, vae)
 
 
+@pytest.mark.parametrize("fixed_effects", [False, True], ids=["", "fixed effects"])
 @pytest.mark.parametrize("formula", ["gp(day) + gp(age):cat(id)", "gp(day) + gp(age):cat(sex)"], ids=["D4", "D3"])
-def test_random_effects_are_integrated_out_in_every_scenario(formula):
-    """Against dense normals, patient by patient, for each completion of the patient's rows."""
+def test_random_effects_are_integrated_out_in_every_scenario(formula, fixed_effects):
+    """Against dense normals, patient by patient, for each completion of the patient's rows, which the encoder and the
+    fixed effects both see."""
     model = lacova.GPPriorVAE(
-        VISITS, prior=formula, latent_dim=2, inducing=5, patient_effects="intercept", fixed_effects=False
-    )
+        VISITS, prior=formula, latent_dim=2, inducing=5, patient_effects="intercept", patient_slopes=False,
+        fixed_effects=fixed_effects,
+    )  # fmt: skip
     vae, batch = patients_with_gaps(model)
     plan, eps = vae.plan(batch.x_mask, batch.patient, 2, None), vae.draw_eps(batch, 2, generator())
+    fixed = vae.random_effects.fixed_effects
     with torch.no_grad():
+        if fixed is not None:
+            fixed.mean.normal_(generator=generator())
+            fixed.covariance.mul_(20.0)
         terms = bound(vae, batch, plan, eps)
         scenarios = plan.scenarios(vae.covariate_posterior(batch), batch, vae.space, eps)
         noise, between = vae.likelihood.noise_variance, vae.random_effects.var
@@ -117,18 +124,42 @@ def test_random_effects_are_integrated_out_in_every_scenario(formula):
             assert row.tolist() == whole.tolist()  # a scenario completes a patient
             features = torch.cat([vae.space.values(scenarios.x[lines]), batch.x_mask[row].double()], 1)
             own = batch.take(batch.patient == batch.patient[row[0]])
+            own = replace(own, conditional_prior=batch.conditional_prior.take(whole))
             zeros = torch.zeros_like(own.y)
-            effects = vae.random_effects.expect(*vae.likelihood.gaussian_part(zeros, own), None)
+            prior_mean = None if fixed is None else fixed.expected_mean(own, own.conditional_prior.distribution)
+            effects = vae.random_effects.expect(*vae.likelihood.gaussian_part(zeros, own), prior_mean)
             mean, var = vae.encoder(own.y - effects, own.y_mask, torch.cat([features, effects], 1))
             location = vae.decoder(mean + var.sqrt() * eps.z[scenarios.sample[lines], row])
-            seen = own.y_mask.flatten()
+            seen, trace = own.y_mask.flatten(), 0.0
             of_patient = torch.diag(between) + shared @ shared.mT  # D×D, the same at all visits
             covariance = torch.diag(noise.repeat(len(own.y))) + of_patient.repeat(len(own.y), len(own.y))
+            if fixed is not None:
+                part = fixed.at(scenarios.x[lines], own)
+                location = location + part.mean
+                of_coefficients = torch.diag(part.covariance[0, :, 0, 0]).repeat(len(own.y), len(own.y))
+                trace = (torch.linalg.inv(covariance[seen][:, seen]) * of_coefficients[seen][:, seen]).sum()
             normal = torch.distributions.MultivariateNormal(location.flatten()[seen], covariance[seen][:, seen])
-            expected += scenarios.weight[v] * normal.log_prob(own.y.flatten()[seen])
+            expected += scenarios.weight[v] * (normal.log_prob(own.y.flatten()[seen]) - 0.5 * trace)
             several += int(scenarios.slot[v] > 0)
     assert several > 6  # two draws of each patient, and both sexes of some
     torch.testing.assert_close(terms.reconstruction, torch.as_tensor(expected), rtol=1e-8, atol=0)
+    assert (terms.information is None) == (fixed is None)
+
+
+def test_what_fixed_effects_are_told_is_averaged_over_scenarios():
+    model = lacova.GPPriorVAE(VISITS, latent_dim=2, inducing=5, patient_effects="intercept")
+    vae, batch = patients_with_gaps(model)
+    plan, eps = vae.plan(batch.x_mask, batch.patient, 2, None), vae.draw_eps(batch, 2, generator())
+    with torch.no_grad():
+        information = bound(vae, batch, plan, eps).information
+        scenarios = plan.scenarios(vae.covariate_posterior(batch), batch, vae.space, eps)
+        expected = torch.zeros_like(information)
+        for v in range(len(scenarios.weight)):
+            lines = (scenarios.scenario == v).nonzero()[:, 0]
+            own = batch.take(batch.patient == batch.patient[scenarios.row[lines[0]]])
+            part = vae.fixed_part_at(scenarios.x[lines][None], own)
+            expected += vae.information(own, part, scenarios.weight[v].view(1, 1), vae.factorise_effects(own))
+    torch.testing.assert_close(information, expected, rtol=1e-8, atol=1e-12)
 
 
 def test_without_gaps_both_posteriors_give_the_same_bound():

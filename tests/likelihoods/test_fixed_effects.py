@@ -140,23 +140,23 @@ both_times = pytest.mark.parametrize("time", [None, 0], ids=["intercepts", "slop
 
 @both_times
 def test_means_and_covariances_are_those_of_draws(time):
-    """Both coefficients and missing covariates are drawn."""
+    """Both coefficients and missing covariates are drawn for the mean; of known covariates, coefficients alone."""
     rows, fixed, g = batch(), fixed_effects(time), torch.Generator().manual_seed(5)
-    fixed_part = fixed.expect(rows, rows.conditional_prior.distribution)
     w = fixed.draw(200_000, g)
     x, c = features(rows, 200_000, g)
     features_at = c if time is None else with_time(c, rows)
     drawn = torch.einsum("snk,sdk->snd", features_at, w)
-    torch.testing.assert_close(fixed_part.mean, drawn.mean(0), rtol=0, atol=0.03)
-    torch.testing.assert_close(fixed.expected_mean(rows, rows.conditional_prior.distribution), fixed_part.mean)
+    expected = fixed.expected_mean(rows, rows.conditional_prior.distribution)
+    torch.testing.assert_close(expected, drawn.mean(0), rtol=0, atol=0.03)
     h = torch.cat([torch.ones(8, 1, dtype=torch.double), rows.x[:, :1]], 1)[:, : fixed.orders]
-    var = torch.einsum("nj,ndjl,nl->nd", h, fixed_part.covariance[PATIENT], h)
-    torch.testing.assert_close(var, drawn.var(0), rtol=0.02, atol=0)
     assert_close(fixed.at(x[:50], rows, w[:50]).mean, drawn[:50], rtol=1e-9)
     over_posterior, one = fixed.at(x[:1], rows), features_at[:1]
     assert_close(over_posterior.mean, one @ fixed.mean.mT, rtol=1e-9)
     var = torch.einsum("nj,ndjl,nl->nd", h, over_posterior.covariance[0, PATIENT], h)
     assert_close(var, torch.einsum("nk,dkl,nl->nd", one[0], fixed.covariance, one[0]), rtol=1e-9)
+    torch.testing.assert_close(var, torch.einsum("nk,sdk->snd", one[0], w).var(0), rtol=0.02, atol=0)
+    own = c[:1, [0, 3, 4]]  # first rows of the patients
+    assert_close(over_posterior.second, own[..., :, None] * own[..., None, :], rtol=1e-9)
     owners = OWNERS if time is None else torch.cat([OWNERS, OWNERS[[0, 2, 3, 4]]])
     assert [fixed.features_of(name).tolist() for name in fixed.names] == [(k == owners).tolist() for k in range(4)]
 
@@ -166,19 +166,7 @@ def test_without_gaps_the_distribution_of_covariates_does_not_matter():
     x, c = features(rows, 1, torch.Generator().manual_seed(1))
     complete_rows = replace(rows, x=x[0], x_mask=torch.ones_like(rows.x_mask))
     for distribution in (None, rows.conditional_prior.distribution):
-        fixed_part = fixed.expect(complete_rows, distribution)
-        assert_close(fixed_part.mean, c[0] @ fixed.mean.mT, rtol=1e-9)
-        var = torch.einsum("nk,dkl,nl->nd", c[0], fixed.covariance, c[0])
-        assert_close(fixed_part.covariance[PATIENT][..., 0, 0], var, rtol=1e-9)
-
-
-@both_times
-def test_the_second_moments_are_those_of_draws(time):
-    rows, fixed, g = batch(), fixed_effects(time), torch.Generator().manual_seed(6)
-    second = fixed.expect(rows, rows.conditional_prior.distribution).second
-    c = features(rows, 200_000, g)[1][:, [0, 3, 4]]  # first rows of the patients
-    drawn = torch.einsum("spk,spl->pkl", c, c) / len(c)
-    torch.testing.assert_close(second, drawn, rtol=0, atol=0.02)
+        assert_close(fixed.expected_mean(complete_rows, distribution), c[0] @ fixed.mean.mT, rtol=1e-9)
 
 
 def test_averages_are_of_the_covariates_as_they_are():
@@ -227,23 +215,24 @@ def test_the_kl_of_coefficients_is_that_of_torch(time):
 
 @all_kinds
 def test_the_bound_has_the_mean_over_coefficients_of_the_log_density(kind):
+    """Where covariates are known, as in a scenario: against dense normals, for two completions of the table."""
     rows, random_effects = batch(), random_effects_of(kind)
     location = torch.randn(2, 8, 2, dtype=torch.double, generator=torch.Generator().manual_seed(1))
-    fixed_part = random_effects.fixed_effects.expect(rows, rows.conditional_prior.distribution)
+    fixed_part = random_effects.fixed_effects.at(features(rows, 2, torch.Generator().manual_seed(2))[0], rows)
     h, dense = design(rows, random_effects), covariance(rows, random_effects)
     noise, expected = torch.diag(NOISE.repeat_interleave(8)), torch.zeros(2, 3, dtype=torch.double)
     residual = (rows.y - location - fixed_part.mean).mT.flatten(1)
-    for p in range(3):
+    for s, p in np.ndindex(2, 3):
         at = observed_of(rows, p)
         if not len(at):
             continue
         total = (dense + noise)[at][:, at]
-        log_prob = MultivariateNormal(torch.zeros(len(at)).double(), total).log_prob(residual[:, at])
+        log_prob = MultivariateNormal(torch.zeros(len(at)).double(), total).log_prob(residual[s, at])
         var = torch.zeros(2, 8, 2, 8, dtype=torch.double)
         for d in range(2):  # coefficients of different measurements are independent
-            var[d, :, d] = h @ fixed_part.covariance[p, d] @ h.T
+            var[d, :, d] = h @ fixed_part.covariance[s, p, d] @ h.T
         trace = (torch.linalg.inv(total) * var.reshape(16, 16)[at][:, at]).sum()
-        expected[:, p] = log_prob - 0.5 * trace
+        expected[s, p] = log_prob - 0.5 * trace
     independent = Likelihood.gaussian(NOISE, 1e-9).log_prob(location, rows.y, rows.y_mask)
     log_prob = torch.zeros(2, 3, dtype=torch.double).index_add(1, PATIENT, independent)
     log_prob = log_prob + random_effects.gain(location, rows, NOISE, fixed_part)
@@ -291,9 +280,9 @@ def test_steps_of_natural_gradients_reach_the_posterior_of_the_coefficients(kind
     location = torch.randn(8, 2, dtype=torch.double, generator=torch.Generator().manual_seed(1))
     for rate in (0.3, 1.0):
         fixed.zero_grad()
-        part, parts = fixed.expect(rows, None), random_effects.factorise(rows, NOISE)
+        part, parts = fixed.at(rows.x, rows), random_effects.factorise(rows, NOISE)
         (random_effects.gain(location, rows, NOISE, part, parts).sum() - fixed.kl()).backward()
-        fixed.natural_step(random_effects.information(rows, part, parts), fixed.mean.grad, rate)
+        fixed.natural_step(random_effects.information(rows, part.second, parts), fixed.mean.grad, rate)
     phi, dense = c[0] if kind != "slopes" else with_time(c[0], rows), covariance(rows, random_effects)
     for d in range(2):
         at = rows.y_mask[:, d].nonzero()[:, 0]
@@ -333,9 +322,9 @@ def test_coefficients_of_measurements_that_share_factors(kind, complete):
         fixed.log_scale.data.fill_(4.0)
     for _ in range(1000):
         fixed.zero_grad()
-        part, parts = fixed.expect(rows, None), random_effects.factorise(rows, NOISE)
+        part, parts = fixed.at(rows.x, rows), random_effects.factorise(rows, NOISE)
         (random_effects.gain(torch.zeros(8, 2).double(), rows, NOISE, part, parts).sum() - fixed.kl()).backward()
-        fixed.natural_step(random_effects.information(rows, part, parts), fixed.mean.grad, 0.5)
+        fixed.natural_step(random_effects.information(rows, part.second, parts), fixed.mean.grad, 0.5)
     phi = c[0] if kind != "slopes" else with_time(c[0], rows)
     mean, precision = joint_posterior(rows, random_effects, phi)
     torch.testing.assert_close(fixed.mean.detach().flatten(), mean, rtol=1e-4, atol=1e-4)

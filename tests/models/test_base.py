@@ -114,7 +114,7 @@ def test_unknown_fit_option_is_refused():
 
 def test_fit_options_are_those_of_the_fit():
     model = small_cvae(VISITS).fit(numbered_visits(), max_epochs=2, seed=3, batch_size=4)
-    expected = FitOptions(max_epochs=2, seed=3, masked_loss=1.0, batch_size=4, latent_weight=100.0, prior_every=0)
+    expected = FitOptions(max_epochs=2, seed=3, masked_loss=1.0, batch_size=4, latent_weight=100.0)
     assert model.options == expected
 
 

@@ -7,11 +7,12 @@ import pandas as pd
 import pytest
 import torch
 
-import lacova
-from lacova import CVAE
+from lacova import CVAE, FitOptions, GPPriorVAE, Schema
+from lacova.covariates.masked_loss import masking_rate
 from lacova.models.builder import build, build_blank
+from lacova.training.loader import TableLoader
 from tests.models.cases import every_model, numbered_visits, small_cvae
-from tests.tables import VISITS
+from tests.tables import VISITS, visits
 
 STATED = {"age": (170, 10), "sex": {"f": 0.1, "m": 0.9}}
 
@@ -96,7 +97,7 @@ def test_a_stated_prior_that_is_no_number_is_refused_by_name(value):
 
 
 @every_model
-def test_the_covariate_prior_of_visits_is_updated_only_on_request(make):
+def test_the_covariate_prior_is_updated_unless_told_otherwise(make):
     train, validation = numbered_visits(0, gaps=0.2), numbered_visits(1, gaps=0.2)
     for every in (None, 0, 2):
         model = make(VISITS).fit(train, validation, max_epochs=5, prior_every=every)
@@ -104,26 +105,47 @@ def test_the_covariate_prior_of_visits_is_updated_only_on_request(make):
         model = make(VISITS).fit(train, max_epochs=5, prior_every=every)  # no early epoch is restored
         fresh = build(make(VISITS), model.encoder, model.encoder.encode(train), 0).covariate_prior.state_dict()
         final = model.vae.covariate_prior.state_dict()
-        assert all(torch.equal(value, fresh[name]) for name, value in final.items()) == (
-            not every
-        )  # with an instance column
+        assert all(torch.equal(value, fresh[name]) for name, value in final.items()) == (every == 0)
     with pytest.raises(ValueError, match="prior_every must be a whole number"):
         make(VISITS).fit(train, prior_every=-1)
 
 
-def test_updates_undo_the_bias_of_observed_covariates_where_gaps_depend_on_y():
+@pytest.mark.parametrize("count", [1, 4], ids=["rows", "visits"])
+def test_updates_undo_the_bias_of_observed_covariates_where_gaps_depend_on_y(count):
     """x has mean 0 and slope 0.7 on y; where y is high it is mostly missing, and what is observed has mean −0.35."""
     rng = np.random.default_rng(3)
+    patient = np.repeat(np.arange(600 // count), count)
     x = rng.normal(size=600)
-    table = pd.DataFrame({"x": x, "y": 0.7 * x + 0.7 * rng.normal(size=600)})
+    table = pd.DataFrame({"id": patient, "x": x, "y": 0.7 * x + 0.7 * rng.normal(size=600)})
     table.loc[rng.random(600) < 1 / (1 + np.exp(-3 * table.y)), "x"] = np.nan
-    schema, means = lacova.Schema(["y"], {"x": "continuous"}), []
+    table["arm"] = np.where(patient % 3 == 0, "a", "b")
+    table.loc[patient % 5 == 0, "arm"] = None
+    repeated = {"instance": "id", "static": ["arm"]} if count > 1 else {}
+    covariates = {"x": "continuous"} | ({"arm": "categorical"} if count > 1 else {})
+    schema, make, means = Schema(["y"], covariates, **repeated), GPPriorVAE if count > 1 else CVAE, []
+    row = pd.DataFrame({"id": [-1], "x": [np.nan], "y": [np.nan], "arm": ["b"]})
     for every in (0, None):
-        model = CVAE(schema, latent_dim=1).fit(table, prior_every=every, device="cpu")
-        row = pd.DataFrame({"x": [np.nan], "y": [np.nan]})
+        model = make(schema, latent_dim=1).fit(table, prior_every=every, device="cpu", members=1)
         means.append(model.prior_covariates(row, draws=4000)["x"].mean())
     assert means[0] < -0.25
     assert abs(means[1]) < 0.4 * abs(means[0])
+
+
+def test_visit_constant_gaps_stay_gaps_where_a_regression_tells_them():
+    """It leans on the prior, which would confirm itself."""
+    table = visits(patients=40, gaps=0.3)
+    table.loc[table["id"].isin(table["id"].unique()[:10]), "sex"] = None
+    model = GPPriorVAE(VISITS, latent_dim=1).fit(table, max_epochs=1, device="cpu")
+    assert model.vae.covariate_posterior.static_regression is not None
+    static = np.array(model.encoder.space.static)
+    assert (model.vae.completed_for_prior.numpy() == ~static).all()
+    encoded = model.encode(table)
+    loader = TableLoader(encoded, masking_rate(encoded), FitOptions().resolved(40, False), torch.device("cpu"))
+    loader.condition(model.vae)
+    completed = loader.complete(model.vae, torch.Generator().manual_seed(0))
+    assert completed.x_mask[:, ~static].all()
+    assert torch.equal(completed.x_mask[:, static], loader.host.x_mask[:, static])
+    assert not completed.x_mask[:, static].all()
 
 
 @every_model

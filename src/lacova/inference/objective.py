@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lacova.covariates.masked_loss import masked_log_prob
-from lacova.covariates.scenarios import Plan, Scenarios, StandardDraws, complete
+from lacova.covariates.scenarios import Plan, Scenarios, StandardDraws, complete, fill
 from lacova.data.batches import Batch
 from lacova.data.distributions import FactorisedDistribution
 from lacova.inference.importance import (
@@ -20,7 +20,6 @@ from lacova.inference.importance import (
     units_to_rows,
 )
 from lacova.inference.vae import ConditionalVAE, Lines
-from lacova.likelihoods.fixed_effects import FixedPart
 from lacova.likelihoods.random_effects import Factorisation
 from lacova.priors.base import Encoded, NaturalStatistics
 
@@ -129,12 +128,10 @@ def bound(
             q_z, z = rows.at(scenarios.row) if vae.prior.by_scenario else rows, rows.draw(eps.z)
             z = z[scenarios.sample, scenarios.row] if vae.outputs_see_x else z
         prior = vae.prior.kl(scenarios, batch, q_z, q_x)
-        fixed_part = vae.fixed_part(batch, q_x.detach())
-        reconstruction = _reconstruction(vae, batch, scenarios, z, fixed_part, factorisation)
+        log_likelihood, information = _log_likelihood(vae, batch, scenarios, z, q_x, eps, factorisation)
         inducing = prior.inducing + (0.0 if vae.random_effects is None else vae.random_effects.kl())
-        information = vae.information(batch, fixed_part, factorisation)
         terms = Terms(
-            batch.scale * reconstruction, prior.latent, inducing, kl_covariates, prior.statistics,
+            batch.scale * log_likelihood, prior.latent, inducing, kl_covariates, prior.statistics,
             information=information,
         )  # fmt: skip
     if vae.row_noise is not None:
@@ -145,15 +142,14 @@ def bound(
     return replace(terms, masked_log_prob=log_q)
 
 
-def _reconstruction(
-    vae: ConditionalVAE, batch: Batch, scenarios: Scenarios, z: Tensor, fixed_part: FixedPart | None,
-    factorisation: Factorisation | None,
-) -> Tensor:  # fmt: skip
-    """Return E_q log p(Y_o | Z [, X]) of a batch, random effects integrated out.
+def _log_likelihood(
+    vae: ConditionalVAE, batch: Batch, scenarios: Scenarios, z: Tensor, q_x: FactorisedDistribution,
+    eps: StandardDraws, factorisation: Factorisation | None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Return E_q log p(Y_o | Z, X) of a batch, random effects integrated out, and what it says about fixed effects.
 
     z has a line for each completed row (K×L); or, where neither q(z) nor the decoder depends on x_u, draws of each row
-    (S×N̂×L). The fixed part has no gradient with respect to q(x_u): random effects of several measurements share few
-    factors, and q would count the same evidence several times.
+    (S×N̂×L). The covariates that the fixed effects see are those of the scenario, or drawn beside z.
     """
     if z.dim() == 2:
         row = scenarios.row
@@ -164,11 +160,15 @@ def _reconstruction(
         outputs = vae.decode(z.flatten(0, 1), batch.x).unflatten(0, z.shape[:2])
         total = vae.likelihood.log_prob(outputs, batch.y, batch.y_mask).mean(0).sum()
     if vae.random_effects is None:
-        return total
+        return total, None
     if z.dim() == 2:
-        outputs, weight = scenarios.by_slot(outputs, len(batch)), scenarios.slot_weight
+        weight, x = scenarios.slot_weight, scenarios.by_slot(scenarios.x, len(batch))
+        outputs = scenarios.by_slot(outputs, len(batch))
+    else:
+        weight, x = outputs.new_full((len(z), batch.patients), 1.0 / len(z)), fill(q_x, batch, vae.space, eps)
+    fixed_part = vae.fixed_part_at(x, batch)
     gain = vae.random_effects.gain(*vae.likelihood.gaussian_part(outputs, batch), fixed_part, factorisation)
-    return total + ((gain * weight).sum() if z.dim() == 2 else gain.mean(0).sum())
+    return total + (gain * weight).sum(), vae.information(batch, fixed_part, weight, factorisation)
 
 
 def weighted(vae: ConditionalVAE, batch: Batch, eps: StandardDraws, q_x: FactorisedDistribution) -> Terms:
@@ -193,7 +193,8 @@ def weighted(vae: ConditionalVAE, batch: Batch, eps: StandardDraws, q_x: Factori
     information = None
     if vae.random_effects is not None:
         inducing = inducing + vae.random_effects.kl()
-        information = vae.information(batch, vae.fixed_part(batch, q_x.detach()), vae.factorise_effects(batch))
+        weight = log_weight.detach().softmax(0)  # of patients, who share the random effects
+        information = vae.information(batch, vae.fixed_part_at(sample.x, batch), weight, vae.factorise_effects(batch))
     return Terms(
         scale * log_likelihood.mean(0).sum(), -scale * latent.mean(0).sum(), inducing,
         -scale * covariates.mean(0).sum(), statistics, scale * (value - log_weight.mean(0)).sum(),

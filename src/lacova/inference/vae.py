@@ -266,19 +266,23 @@ class ConditionalVAE(nn.Module):
 
     # The fixed part of random effects
 
-    def fixed_part(self, batch: Batch, covariates: FactorisedDistribution | None) -> FixedPart | None:
-        """Return E b of each row, in expectation over missing covariates; None without fixed effects."""
-        fixed = None if self.random_effects is None else self.random_effects.fixed_effects
-        return None if fixed is None else fixed.expect(batch, covariates)
-
     @torch.no_grad()
     def information(
-        self, batch: Batch, fixed_part: FixedPart | None, factorisation: Factorisation | None
+        self, batch: Batch, fixed_part: FixedPart | None, weight: Tensor, factorisation: Factorisation | None
     ) -> Tensor | None:
-        """Return what a batch says about the fixed effects' coefficients (D×K'×K'); None without fixed effects."""
+        """Return what a batch says about the fixed effects' coefficients (V×D×K'×K'); None without fixed effects.
+
+        Args:
+            batch: the rows.
+            fixed_part: that of completed covariates (S×N̂×Q).
+            weight: of each completion, which sum to one for each patient (S×P̂).
+            factorisation: that of the random effects.
+        """
         if self.random_effects is None or fixed_part is None or factorisation is None:
             return None
-        return self.random_effects.information(batch, fixed_part, factorisation)
+        assert fixed_part.second is not None
+        second = torch.einsum("sp,spkl->pkl", weight, fixed_part.second)
+        return self.random_effects.information(batch, second, factorisation)
 
     def draw_coefficients(self, draws: int, generator: torch.Generator) -> Tensor | None:
         """Draw the coefficients of the fixed effects (draws×D×K), once for all rows of a call; None without any."""
@@ -326,6 +330,15 @@ class ConditionalVAE(nn.Module):
     def draw_posterior(self, batch: Batch, generator: torch.Generator) -> Tensor:
         """Draw completed covariates (N×Q) once from q."""
         return factorised.draw(self.covariate_posterior(batch), batch, self.space, 1, generator)[0]
+
+    @property
+    def completed_for_prior(self) -> Tensor:
+        """Which covariates the prior is updated to as q completes them (Q,).
+
+        A static regression leans on the prior, which would confirm itself: visit-constant columns keep their gaps.
+        """
+        static = self.space.on(self.device).static
+        return torch.ones_like(static) if self.covariate_posterior.static_regression is None else ~static
 
     def update_prior(self, completed: Table) -> None:
         """Move the covariate prior towards completed training rows, on the host.

@@ -36,7 +36,7 @@ class FixedPart(NamedTuple):
     Attributes:
         mean: its mean at each row (…×N̂×D).
         covariance: Cov B_d c of each patient (…×P̂×D×J×J); None where B and c are known.
-        second: E c cᵀ of each patient (…×P̂×K×K), where the covariance was computed from it.
+        second: c cᵀ of each patient (…×P̂×K×K), where the covariance was computed from it.
     """
 
     mean: Tensor
@@ -81,8 +81,6 @@ class FixedEffects(nn.Module):
     fixed: Tensor
     fixed_feature: Tensor
     column: Tensor
-    hot: Tensor
-    pairs: Tensor
     source: Tensor
     block: Tensor
     centre: Tensor
@@ -105,12 +103,9 @@ class FixedEffects(nn.Module):
         self._constant("owner", torch.tensor(owner))
         # K×Q, 1 where feature k is of covariate q
         self._constant("member", (self.owner[:, None] == torch.arange(len(names))).to(sd.dtype))
-        pairs = torch.tensor([(k, j) for j in range(len(owner)) for k in range(j) if owner[k] == owner[j]])
-        self._constant("pairs", pairs.reshape(-1, 2).T.contiguous().long())  # of one covariate
         self._constant("fixed", torch.tensor([space.static[space.names.index(name)] for name in names]))
         self._constant("fixed_feature", self.fixed[self.owner])
         self._constant("column", torch.tensor([space.owners[k] for k in chosen]))  # of X, of each feature
-        self._constant("hot", torch.tensor([space.levels[space.owners[k]] > 0 for k in chosen]))
         # Coefficients: first w of all features, then w' of visit-constant ones.
         changing = [] if time is None else self.fixed_feature.nonzero()[:, 0].tolist()
         count, self.orders = len(chosen) + len(changing), 2 if changing else 1
@@ -142,31 +137,11 @@ class FixedEffects(nn.Module):
         self.kappa.copy_((within / between).nan_to_num(MAX_KAPPA).clamp_max(MAX_KAPPA))
         self.centre.copy_(values.sum(0) / observed.sum(0))
 
-    def expect(self, batch: Batch, distribution: FactorisedDistribution | None) -> FixedPart:
-        """Return the fixed part at each row, its moments exact under q(w) and the distribution of missing covariates.
-
-        Cov B_d c = E_c[⟨S_d, c cᵀ⟩] + m_dᵀ Cov(c) m_d, block by block of w and w', with independent covariates and
-        independent visits of those that change. Without a distribution, the features of missing covariates are 0.
-        """
-        if distribution is None:
-            return self._part(self._regressors(self._observed(batch), batch), batch)
-        gap = self._gap(batch)
-        first = self._gap_means(distribution, gap)
-        c = self._regressors(self._observed(batch) + first, batch)
-        # Variance of missing features; a one-hot feature is its own square.
-        spread = torch.where(self.hot, first - first.square(), distribution.var.index_select(1, self.column) * gap)
-        weight, (one, other) = self._variance_weights(batch).index_select(1, self.owner), self.pairs
-        products = weight.index_select(1, one) * first.index_select(1, one) * first.index_select(1, other)
-        moments = torch.cat([weight * spread, -products], 1)
-        moments = moments.new_zeros(batch.patients, moments.shape[1]).index_add(0, batch.patient, moments)
-        variances, products = moments.split([len(self.owner), len(one)], dim=1)  # P̂×K, P̂×pairs
-        gap_covariance = torch.diag_embed(variances)
-        gap_covariance = gap_covariance.index_put((slice_of(batch.patients, one), one, other), products)
-        gap_covariance = gap_covariance.index_put((slice_of(batch.patients, one), other, one), products)
-        return self._part(c, batch, gap_covariance)
-
     def expected_mean(self, batch: Batch, distribution: FactorisedDistribution | None) -> Tensor:
-        """Return the mean of `expect` alone."""
+        """Return the mean of the fixed part (N̂×D), exact under q(w) and the distribution of missing covariates.
+
+        Without a distribution, the features of missing covariates are 0.
+        """
         features = self._observed(batch)
         if distribution is not None:
             features = features + self._gap_means(distribution, self._gap(batch))
@@ -205,19 +180,18 @@ class FixedEffects(nn.Module):
         return (log_scale + 0.5 * (square - 1.0)).sum() + 0.5 * (self.log_det_precision.sum() + stated)
 
     @torch.no_grad()
-    def information(self, part: FixedPart, gram: Tensor) -> Tensor:
+    def information(self, second: Tensor, gram: Tensor) -> Tensor:
         """Return Σ_p E[φ G_pd φᵀ] (D×K'×K'), what a batch adds to the precision of q(w_d).
 
         Args:
-            part: the fixed part of the batch, with its second moments.
+            second: E c cᵀ of each patient (P̂×K×K).
             gram: HᵀΣ⁻¹H of each patient and measurement (P̂×D×J×J), random effects integrated out.
         """
-        assert part.second is not None
         sources = self._sources()
         rows = [
             torch.cat(
                 [
-                    torch.einsum("pd,pkl->dkl", gram[:, :, i, j], part.second[:, one][:, :, other])
+                    torch.einsum("pd,pkl->dkl", gram[:, :, i, j], second[:, one][:, :, other])
                     for j, other in enumerate(sources)
                 ],
                 dim=-1,
@@ -252,26 +226,19 @@ class FixedEffects(nn.Module):
         self.log_det_precision.copy_(log_dets[-1])
         self.mean.add_(rate * (covariance[0] @ gradient[..., None])[..., 0])
 
-    def _part(self, c: Tensor, batch: Batch, gap_covariance: Tensor | None = None) -> FixedPart:
-        """Return the fixed part at regressors c (…×N̂×K), whose covariance per patient is given where it is not 0."""
+    def _part(self, c: Tensor, batch: Batch) -> FixedPart:
+        """Return the fixed part at regressors c (…×N̂×K), over q(w): Cov B_d c = ⟨S_d, c cᵀ⟩, by blocks of w and w'."""
         own = c.index_select(-2, batch.first)
         second = own[..., :, None] * own[..., None, :]
-        sources, mean = self._sources(), self.mean.split([len(s) for s in self._sources()], dim=1)
-        second = second if gap_covariance is None else second + gap_covariance
-        start, rows = 0, []
-        for i, one in enumerate(sources):
-            entries, column = [], 0
-            for j, other in enumerate(sources):
-                block = self.covariance[:, start : start + len(one), column : column + len(other)]
-                entry = torch.einsum("dkl,...pkl->...pd", block, second[..., one, :][..., other])
-                if gap_covariance is not None:
-                    between = gap_covariance[..., one, :][..., other]
-                    entry = entry + torch.einsum("dk,pkl,dl->pd", mean[i], between, mean[j])
-                entries.append(entry)
-                column += len(other)
-            rows.append(torch.stack(entries, dim=-1))
-            start += len(one)
-        return FixedPart(self._at_visits(c, batch) @ self.mean.mT, torch.stack(rows, dim=-2), second)
+        sources = self._sources()
+        sizes, covariance = [len(source) for source in sources], []
+        for rows, one in zip(self.covariance.split(sizes, dim=1), sources, strict=True):
+            blocks = zip(rows.split(sizes, dim=2), sources, strict=True)
+            entries = [
+                torch.einsum("dkl,...pkl->...pd", block, second[..., one, :][..., other]) for block, other in blocks
+            ]
+            covariance.append(torch.stack(entries, dim=-1))
+        return FixedPart(self._at_visits(c, batch) @ self.mean.mT, torch.stack(covariance, dim=-2), second)
 
     def _sources(self) -> list[Tensor]:
         """Return the features that have coefficients w, and those that have w', if any."""
@@ -314,20 +281,7 @@ class FixedEffects(nn.Module):
         c: Tensor = torch.where(self.fixed_feature, features, average.index_select(-2, batch.patient))
         return c
 
-    def _variance_weights(self, batch: Batch) -> Tensor:
-        """Return the weight of a covariate's variance at each row (N̂×Q) in the variance of its patient's c.
-
-        A visit-constant covariate is one variable per patient, which counts at the patient's first row.
-        """
-        shrunk = (batch.counts[:, None] + self.kappa).index_select(0, batch.patient) ** -2
-        return torch.where(self.fixed, batch.is_first[:, None], shrunk)
-
 
 def visit_time(batch: Batch, time: int, dtype: torch.dtype) -> Tensor:
     """Return the time of each row (N̂,), 0 where it is missing."""
     return torch.where(batch.x_mask[:, time], batch.x[:, time], 0.0).to(dtype)
-
-
-def slice_of(patients: int, like: Tensor) -> Tensor:
-    """Return the numbers of all patients, to index with beside another index (P̂×1)."""
-    return torch.arange(patients, device=like.device)[:, None]

@@ -136,14 +136,15 @@ class RandomIntercepts(nn.Module):
             value = value - (self._gram(parts) * fixed_part.covariance).sum((-3, -2, -1))
         return 0.5 * value
 
-    def information(self, batch: Batch, fixed_part: FixedPart, factorisation: Factorisation) -> Tensor:
+    def information(self, batch: Batch, second: Tensor, factorisation: Factorisation) -> Tensor:
         """Return what a batch adds to the precision of the fixed effects' coefficients (V×D×K'×K'): of a measurement
-        given the others' coefficients and, where they share factors, of a measurement by itself."""
+        given the others' coefficients and, where they share factors, of a measurement by itself. `second` is E c cᵀ of
+        each patient (P̂×K×K)."""
         assert self.fixed_effects is not None
         grams = [self._gram(factorisation)]
         if self.loadings is not None:
             grams.append(self._own_gram(factorisation.gram))
-        return torch.stack([batch.scale * self.fixed_effects.information(fixed_part, gram) for gram in grams])
+        return torch.stack([batch.scale * self.fixed_effects.information(second, gram) for gram in grams])
 
     def expect(
         self, location: Tensor, batch: Batch, noise: Tensor, fixed_mean: Tensor | None = None,

@@ -155,12 +155,8 @@ class Model(Inference, ABC):
 
     @property
     def _updates_prior(self) -> bool:
-        """Whether the covariate prior is updated in training, unless a fit says otherwise.
-
-        With an instance column it is not: the posterior of visit-constant covariates is learnt beside the prior as it
-        was, and on the CDISC pilot imputed ages were worse with updates.
-        """
-        return self.schema.instance is None and infers_covariates(self.covariates) and not self.covariate_prior
+        """Whether the covariate prior is updated in training, unless a fit says otherwise."""
+        return infers_covariates(self.covariates) and not self.covariate_prior
 
     @property
     def _has_random_effects(self) -> bool:

@@ -69,7 +69,8 @@ class Loader(ABC):
 
     @abstractmethod
     def complete(self, vae: ConditionalVAE, generator: torch.Generator) -> Table:
-        """Return the rows on the host with covariates completed by a draw from q, for an update of the prior."""
+        """Return the rows on the host for an update of the prior: completed by a draw from q, as far as
+        `completed_for_prior` says."""
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -202,7 +203,8 @@ class TableLoader(Loader):
         x = torch.empty_like(self.host.x)
         for rows, batch in self.batches.in_order():
             x[rows] = vae.draw_posterior(batch, generator).cpu()
-        return replace(self.host, x=x, x_mask=torch.ones_like(self.host.x_mask))
+        complete = self.host.x_mask | vae.completed_for_prior.cpu()
+        return replace(self.host, x=x * complete, x_mask=complete)
 
     def fingerprint(self) -> str:
         return digest({name: getattr(self.host, name) for name in ("y", "y_mask", "x", "x_mask", "patient")})

@@ -100,9 +100,8 @@ class FitOptions:
             when that helps.
         prior_every: number of epochs from one update of the covariate prior to the next. An update is a step towards
             the training covariates as q completes them, so that the prior is right where gaps in X depend on Y. 0
-            leaves the prior as it was fitted to the observed entries. None for about 20 updates in a cycle of a
-            table of independent rows; for none with an instance column or constant rates, and where X is complete or
-            its prior is stated or the paper's.
+            leaves the prior as it was fitted to the observed entries. None for about 20 updates in a cycle; for none
+            with constant rates, and where X is complete or its prior is stated or the paper's.
         samples: draws of continuous x_u and of z per row and step, which are averaged.
         importance: K, draws of x_u and z per row and step, which are weighted: the importance-weighted bound, which
             rises with K towards log p(y_o | x_o). 1 is the evidence lower bound; `MIWAE` has 20. See docs/models.md.

@@ -191,9 +191,9 @@ class GPPriorVAE(Model):
                 self.draw_from[k], encoder, self._condition_by(k, table), each, self._generator(seed, k),
                 self.training_instances,
             ),
-            lambda own: merge_effects(own, draws, doubt),
+            lambda own: merge_effects(own, draws),
         )  # fmt: skip
-        tables = measure(vae, encoder, frame, table, names, interval, parts)
+        tables = measure(vae, encoder, frame, table, names, interval, parts, doubt)
         return Effects(*map(origin.table, tables))
 
     def _described(self) -> dict[str, str]:

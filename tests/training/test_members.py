@@ -141,6 +141,15 @@ def test_a_member_has_the_posterior_of_its_own_prior_whatever_others_came_before
         assert torch.equal(after.state_dict()[name], value), name
 
 
+@pytest.mark.parametrize("every", [0, 1])
+def test_members_go_on_with_updates_of_the_covariate_prior(every):
+    model = CVAE(ROWS, **SMALL).fit(visits(), members=2, max_epochs=2, prior_every=every, masked_loss=1.0, device="cpu")
+    priors = [torch.cat([p.flatten() for p in vae.covariate_prior.state_dict().values()]) for vae in model.members]
+    fitted = torch.cat([p.flatten() for p in model.vae.covariate_prior.state_dict().values()])
+    assert [torch.equal(prior, fitted) for prior in priors] == [not every] * 2
+    assert torch.equal(*priors) == (not every)
+
+
 def test_members_need_rows_in_memory(tmp_path):
     visits().to_parquet(tmp_path / "visits.parquet")
     with pytest.raises(ValueError, match="members=2 resamples rows in memory"):

@@ -27,7 +27,7 @@ def by_means(blank, table, rows, covariate, versus, value, *rest):
     means = table.groupby("id").agg(y=("y", "mean"), arm=(covariate, "first")) if blank.latent_dim == 1 else table
     test = ttest_ind(means["y"][means["arm"] == value], means["y"][means["arm"] == versus])
     difference = means["y"][means["arm"] == value].mean() - means["y"][means["arm"] == versus].mean()
-    return {"y": [float(difference), *map(float, test.confidence_interval(rest[-1]))]}
+    return {"y": [float(difference), *map(float, test.confidence_interval(rest[-1]))]}, []
 
 
 def model(latent_dim=1):
@@ -72,7 +72,7 @@ def test_the_table_that_is_fitted_differs_in_the_arms_of_patients_alone(monkeypa
 
     def recorded(blank, given, rows, *rest):
         seen.append(given)
-        return {"y": [0.0, -1.0, 1.0]}
+        return {"y": [0.0, -1.0, 1.0]}, []
 
     monkeypatch.setattr(permutation, "effect_of", recorded)
     permutation_test(table, model(), "arm", permutations=19, strata="site")
@@ -90,7 +90,7 @@ def test_without_patients_rows_are_permuted_and_numbers_can_be_set(monkeypatch):
     rng = np.random.default_rng(0)
     table = pd.DataFrame({"dose": rng.integers(0, 5, 30) * 10.0, "y": rng.normal(size=30)})
     seen = []
-    monkeypatch.setattr(permutation, "effect_of", lambda *task: seen.append(task) or {"y": [0.0, -1.0, 1.0]})
+    monkeypatch.setattr(permutation, "effect_of", lambda *task: seen.append(task) or ({"y": [0.0, -1.0, 1.0]}, []))
     dose = lacova.CVAE(lacova.Schema(["y"], {"dose": "continuous"}), latent_dim=1)
     permutation_test(table, dose, "dose", versus=0, value=25, permutations=19)
     assert (seen[1][1]["dose"] != table["dose"]).any()
@@ -98,6 +98,9 @@ def test_without_patients_rows_are_permuted_and_numbers_can_be_set(monkeypatch):
     assert seen[0][4:6] == (0, 25)
     with pytest.raises(lacova.DataError, match=r"holds 0.0, 10.0, .* say which two to compare"):
         permutation_test(table, dose, "dose")
+    for wrong in ("much", np.inf):
+        with pytest.raises(lacova.DataError, match=r"'dose' is to be set to .*must be finite numbers"):
+            permutation_test(table, dose, "dose", versus=0, value=wrong)
 
 
 def test_summary_by_hand():
@@ -141,6 +144,51 @@ def test_fits_are_those_of_the_model_and_go_on_from_a_file(tmp_path, monkeypatch
     assert len(fits) == 22
 
 
+@pytest.mark.parametrize("asked", [False, 0.3, None])
+def test_fits_hold_out_what_is_asked_for_or_what_the_model_held_out(asked, tmp_path, monkeypatch):
+    table, file = visits(14), tmp_path / "done.jsonl"
+    seen = []
+    monkeypatch.setattr(permutation, "effect_of", lambda *task: seen.append(task[6]) or ({"alt": [0.0, -1.0, 1.0]}, []))
+    blank = lacova.CVAE(VISITS, latent_dim=1)
+    permutation_test(table, blank, "sex", validation=asked, checkpoint=file, **FAST)
+    fitted = lacova.CVAE(VISITS, latent_dim=1).fit(table, asked, max_epochs=1, device="cpu")
+    permutation_test(table, fitted, "sex", **FAST)
+    assert [options["validation"] for options in seen] == [asked] * 40
+    permutation_test(table, blank, "sex", validation=asked, checkpoint=file, **FAST)
+    assert len(seen) == 40
+    permutation_test(table, blank, "sex", validation=0.4, checkpoint=file, **FAST)
+    permutation_test(table, fitted, "sex", validation=0.4, **FAST)
+    assert [options["validation"] for options in seen[40:]] == [0.4] * 40
+
+
+def test_a_share_is_held_out_of_each_fit():
+    table = visits(40)
+    one, other = (
+        permutation_test(table, lacova.CVAE(VISITS, latent_dim=1), "sex", validation=share, **FAST)
+        for share in (False, 0.3)
+    )
+    share = lacova.CVAE(VISITS, latent_dim=1).fit(table, 0.3, max_epochs=1, device="cpu")
+    line = share.what_if(table.assign(sex="f"), {"sex": "m"}, draws=20).average.iloc[0]
+    assert other.summary["difference"][0] == line["difference"] != one.summary["difference"][0]
+
+
+def test_what_fit_warns_of_is_said_once_and_again_where_the_test_goes_on(tmp_path):
+    table = study(0.0, 0, patients=12)
+    for _ in range(2):
+        with pytest.warns(lacova.FitWarning) as told:
+            permutation_test(table, model(), "arm", checkpoint=tmp_path / "done.jsonl", **FAST)
+        assert len(told) == 1
+        assert "few" in str(told[0].message)
+
+
+@pytest.mark.parametrize("ends", [(0.5, 2), (0, 1.5), (0, 2)])
+def test_whole_numbers_can_be_set_to_others(ends):
+    table = study(0.0, 0, patients=60, count=1).assign(dose=np.arange(60) % 3)
+    dose = lacova.CVAE(lacova.Schema(["y"], {"dose": "continuous"}), latent_dim=1)
+    test = permutation_test(table, dose, "dose", versus=ends[0], value=ends[1], **FAST)
+    assert np.isfinite(test.fits["difference"]).all()
+
+
 def test_several_processes_find_the_same():
     table = visits(14)
     one, two = (
@@ -165,6 +213,8 @@ def test_several_processes_find_the_same():
         ({"site": [0, 1] * 24}, {"strata": "site"}, "'site' takes more than one value"),
         ({}, {"strata": "centre"}, "centre"),
         ({}, {"permutations": 18}, "permutations must be a whole number of at least 19"),
+        ({}, {"validation": True}, "validation is True; expected a share"),
+        ({}, {"validation": 1.5}, "validation is 1.5; expected a share"),
         ({}, {"interval": 1.0}, "interval must lie between 0 and 1"),
         ({}, {"workers": 0}, "workers must be"),
         ({}, {"max_epoch": 1}, "'max_epoch' is none of training"),

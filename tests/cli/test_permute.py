@@ -27,3 +27,7 @@ def test_arms_are_permuted(home, tmp_path, capsys):
     assert 0.05 <= answer["alt"]["p_value"] <= 1.0
     assert (tmp_path / "done.jsonl").read_bytes() == done
     refused(capsys, (*words, "--value", "x", "--versus", "f"), "'x' is none of them")
+    refused(capsys, (*words, "--validation-share", 2), "--validation-share is 2.0; expected a share")
+    refused(capsys, (*words, "--set", "validation=true"), "validation is True; expected a share")
+    assert shell(*words, "--validation-share", 0) == 0  # RUN left it to `fit`
+    assert (tmp_path / "done.jsonl").read_bytes().count(b"\n") == 2 * done.count(b"\n")

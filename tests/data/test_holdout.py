@@ -25,15 +25,15 @@ def visits(patients=250, count=3, seed=0):
 
 def test_a_tenth_of_a_large_table_is_held_out_by_the_seed():
     table = rows()
-    train, validation, given = hold_out(table, ROWS, None, 3)
-    assert (len(train), len(validation), given) == (540, 60, False)
+    train, validation, given, asked = hold_out(table, ROWS, None, 3)
+    assert (len(train), len(validation), given, asked) == (540, 60, False, None)
     pd.testing.assert_frame_equal(pd.concat([train, validation]).sort_index(), table)
     pd.testing.assert_frame_equal(hold_out(table, ROWS, None, 3).validation, validation)
     assert not hold_out(table, ROWS, None, 4).validation.index.equals(validation.index)
 
 
 def test_patients_are_held_out_whole():
-    train, validation, _ = hold_out(visits(), VISITS, None, 0)
+    train, validation, *_ = hold_out(visits(), VISITS, None, 0)
     assert validation["id"].nunique() == 25
     assert len(validation) == 75
     assert not set(train["id"]) & set(validation["id"])
@@ -43,12 +43,14 @@ def test_patients_are_held_out_whole():
 def test_small_tables_keep_all_rows_unless_a_share_is_asked_for(make, schema, enough):
     assert hold_out(make(enough), schema, None, 0).validation is not None
     small = make(enough - 1)
-    train, validation, _ = hold_out(small, schema, None, 0)
+    train, validation, *_ = hold_out(small, schema, None, 0)
     assert train is small
     assert validation is None
-    assert hold_out(small, schema, 0.2, 0).validation is not None
+    share = hold_out(small, schema, 0.2, 0)
+    assert share.validation is not None
+    assert share.asked == 0.2
     large = make(enough)
-    assert hold_out(large, schema, False, 0) == (large, None, False)
+    assert hold_out(large, schema, False, 0) == (large, None, False, False)
 
 
 def test_rows_that_are_given_are_returned():
@@ -66,7 +68,7 @@ def test_rare_levels_and_values_stay_in_training(make, seed):
     table.loc[:1, "arm"] = "rare"
     table["dose"] = table["dose"].where(np.arange(len(table)) < 9)
     schema = ROWS if make is rows else VISITS
-    train, validation, _ = hold_out(table, schema, 0.5, seed)
+    train, validation, *_ = hold_out(table, schema, 0.5, seed)
     assert (train["arm"] == "rare").sum() == 2
     unit = train.index.to_series() if make is rows else train["id"]
     assert unit[train["dose"].notna()].nunique() >= min(KEPT, 3 if make is visits else KEPT)
@@ -87,7 +89,7 @@ def test_a_share_that_leaves_nothing_is_refused():
 @pytest.mark.parametrize(("make", "schema"), [(rows, ROWS), (visits, VISITS)])
 def test_they_are_found_in_any_order_and_in_a_file(make, schema, tmp_path):
     table = make(300).assign(alt=np.arange(300.0) if make is rows else np.arange(900.0))  # no two rows are equal
-    train, validation, given = hold_out(table, schema, 0.2, 1)
+    train, validation, given, _ = hold_out(table, schema, 0.2, 1)
     encoder = TableEncoder.learn(schema, train)
     held_out = HeldOut.of(validation, encoder, given)
     assert held_out.count == 60
@@ -103,7 +105,7 @@ def test_they_are_found_in_any_order_and_in_a_file(make, schema, tmp_path):
 
 def test_of_equal_rows_as_many_are_found_as_were_held_out():
     table = pd.DataFrame({"arm": ["a"] * 30 + ["b"] * 30, "dose": np.arange(60) % 2, "alt": np.arange(60) // 15})
-    train, validation, given = hold_out(table, ROWS, 0.3, 2)
+    train, validation, given, _ = hold_out(table, ROWS, 0.3, 2)
     found = HeldOut.of(validation, TableEncoder.learn(ROWS, train), given).among(table, TableEncoder.learn(ROWS, train))
     assert sorted(map(tuple, table[found].to_numpy())) == sorted(map(tuple, validation.to_numpy()))
     assert not found.all()

@@ -1,11 +1,15 @@
 """Draws spread over members."""
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from lacova.data.covariate_space import CovariateSpace
 from lacova.inference.draws import Draws
 from lacova.inference.ensemble import MemberDoubt, interleave, merge_draws, spread
+from lacova.likelihoods.moments import Moments
+from tests.likelihoods.test_moments import encoder_and_likelihood
 
 SPACE = CovariateSpace(("age", "sex"), (0, 2), (False, False))
 
@@ -94,10 +98,49 @@ def test_one_member_is_left_as_it_is():
     assert MemberDoubt(1, 6, torch.Generator())(draws) is draws
 
 
-def test_the_mean_stays_and_parts_of_rows_agree():
-    draws = torch.randn(400, 7, dtype=torch.float64)
-    doubt = MemberDoubt(5, 400, torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("count", [400, 7])
+def test_the_mean_is_that_over_members_and_parts_of_rows_agree(count):
+    draws = torch.randn(count, 7, dtype=torch.float64)
+    doubt = MemberDoubt(5, count, torch.Generator().manual_seed(0))
     whole = doubt(draws)
     torch.testing.assert_close(torch.cat([doubt(draws[:, :3]), doubt(draws[:, 3:])], 1), whole)
-    deviations = torch.stack([draws[k::5].mean(0) for k in range(5)]).std(0)
-    assert ((whole.mean(0) - draws.mean(0)).abs() < 0.3 * deviations).all()
+    means = torch.stack([draws[k::5].mean(0) for k in range(5)])
+    torch.testing.assert_close(doubt.estimate(draws), means.mean(0))
+    torch.testing.assert_close(whole.mean(0), means.mean(0), rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("members", [2, 3, 5])
+@pytest.mark.parametrize("odd", [0, 1])
+def test_the_doubt_is_of_a_t_distribution(members, odd):
+    estimates = torch.randn(members, dtype=torch.float64)
+    draws = estimates.repeat(-(-200_000 // members) + 1)[: 200_000 + odd, None]
+    completed = MemberDoubt(members, len(draws), torch.Generator().manual_seed(0))(draws).numpy()
+    scale = float(estimates.std() * (1.0 + 1.0 / members) ** 0.5)
+    shares = np.array([0.05, 0.25, 0.75, 0.95])
+    expected = float(estimates.mean()) + scale * stats.t.ppf(shares, members - 1)
+    error = (
+        scale * (shares * (1 - shares) / len(draws)) ** 0.5 / stats.t.pdf(stats.t.ppf(shares, members - 1), members - 1)
+    )
+    assert (np.abs(np.quantile(completed, shares) - expected) < 5 * error).all()
+
+
+def test_means_with_bounds_keep_them_and_their_intervals_hold_on_the_scale_without():
+    """Log-odds of three levels, and the logarithm of a count, that vary as the numbers of `studies` do."""
+    moments = Moments(*encoder_and_likelihood({"poi": "poisson", "cat": "categorical"}))
+    assert moments.names == ("poi", "cat_p_a", "cat_p_b", "cat_p_c")
+    held = []
+    values, generator = studies(800, 5, 1.0)
+    rare = torch.tensor([-1.0, 0.0, 0.0, -3.0], dtype=torch.float64)
+    for draws in values:
+        own = moments.bounded(torch.cat([draws, torch.zeros_like(draws)], 1) + rare)
+        doubt = MemberDoubt(5, len(own), generator)
+        completed = doubt(own, moments)
+        assert (completed > 0.0).all()
+        torch.testing.assert_close(completed[:, 1:].sum(1), torch.ones(len(own), dtype=torch.float64))
+        assert ((doubt(own) < 0.0) | (doubt(own) > 1.0))[:, 1:].any()  # on the scale of probabilities
+        logs = completed.log()
+        linked = torch.stack([logs[:, 0] + 1.0, logs[:, 1] - logs[:, 2]])
+        lower, upper = linked.quantile(torch.tensor([0.05, 0.95], dtype=torch.float64), dim=1)
+        held.append((lower <= 0.0) & (upper >= 0.0))
+    held = torch.stack(held).double().mean(0)
+    assert ((held > 0.86) & (held < 0.96)).all()

@@ -152,6 +152,27 @@ def test_without_the_joint_posterior_they_do_not():
     assert abs(lag_one(model.impute(table, draws=20, seed=0).reset_index(), lost)) < 0.3
 
 
+@pytest.mark.parametrize("noise", ["column", "row"])
+def test_paths_of_a_model_whose_q_of_z_does_not_see_them(noise):
+    """The bound of scenarios of rows is that of whole patients drawn along paths."""
+    table = lasting(30)
+    schema = lacova.Schema(["y"], {"day": "continuous", "x": "continuous"}, instance="id", time="day")
+    model = lacova.GPVAE(schema, latent_dim=1, noise=noise).fit(table, max_epochs=4, progress=False)
+    vae, lost = model.vae, table.loc[table["x"].isna(), "id"].unique()
+    assert (vae.joint, vae.covariate_prior.paths) == (False, True)
+    assert lag_one(model.impute(table, draws=20, seed=0).reset_index(), lost) > 0.9
+    batch, g = next(Batches(model.encode(table)).in_order())[1], generator(0)
+    plan, q_x = vae.plan(batch.x_mask, batch.patient, 4, None), vae.covariate_posterior(batch)
+    with torch.no_grad():
+        values = [
+            [bound(vae, batch, plan, vae.draw_eps(batch, 4, g)).elbo.item(),
+             weighted(vae, batch, vae.draw_eps(batch, 1, g), q_x).elbo.item()]
+            for _ in range(200)
+        ]  # fmt: skip
+    difference = np.subtract(*np.transpose(values))
+    assert abs(difference.mean()) < 4 * difference.std() / len(difference) ** 0.5 < 5.0
+
+
 def test_the_exact_expectation_has_no_paths():
     schema = lacova.Schema(["y"], {"day": "continuous", "x": "continuous"}, instance="id", time="day")
     model = lacova.GPPriorVAE(schema, latent_dim=2, inducing=8, expectation="exact").fit(lasting(), max_epochs=1)

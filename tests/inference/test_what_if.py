@@ -94,6 +94,40 @@ def test_other_gaps_and_other_models(forecast):
     assert (unchanged["difference"] == 0.0).all()
 
 
+def test_with_members_answers_keep_their_bounds_and_the_estimate_is_the_mean_of_members():
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"x": rng.normal(size=60), "arm": rng.choice(["a", "b"], 60)})
+    table["rare"] = np.where(np.arange(60) % 20 == 0, "yes", "no")
+    table["grade"] = rng.choice(["i", "ii", "iii"], 60, p=[0.8, 0.15, 0.05])
+    table["falls"] = rng.poisson(0.3, 60).astype(float)
+    table["crp"], table["g"] = np.exp(1 + rng.normal(size=60)), table["x"] + rng.normal(size=60)
+    kinds = {"rare": "categorical", "grade": "categorical", "falls": "poisson", "crp": "lognormal", "g": "gaussian"}
+    model = lacova.CVAE(lacova.Schema(kinds, {"x": "continuous", "arm": "categorical"}), latent_dim=1)
+    model.fit(table, max_epochs=20, members=5, device="cpu")
+    answer = model.what_if(table, {"arm": "b"}, draws=100, keep_draws=True)
+    drawn, rows = answer.draws, answer.rows.set_index("measurement")
+    ends = ["as_is", "as_is_lower", "as_is_upper", "what_if", "what_if_lower", "what_if_upper"]
+    assert (drawn[~drawn["measurement"].eq("g")][["as_is", "what_if"]] > 0.0).all(axis=None)
+    levels = drawn[drawn["measurement"].str.contains("_p_")]
+    assert (levels["as_is"] == levels["as_is_drawn"]).all()  # with the doubt that draws of numbers have as noise
+    np.testing.assert_allclose(levels.groupby(["draw", "row"])["what_if"].sum(), 2.0)  # of two measurements
+    assert rows.loc[levels["measurement"].unique(), ends].stack().between(0.0, 1.0).all()
+    yes = levels[levels["measurement"] == "rare_p_yes"]["as_is"].to_numpy().reshape(100, 60)
+    np.testing.assert_allclose(
+        rows.loc["rare_p_yes", "as_is_upper"], summary(torch.tensor(yes), 0.9)["upper"], rtol=1e-9
+    )
+    members, each = [], {}
+    for k, member in enumerate(model.members):
+        model.members = (member,)
+        each[k] = model.what_if(table, {"arm": "b"}, draws=20, seed=1_000_003 * k).average.set_index("measurement")
+        members.append(each[k]["difference"])
+    average = answer.average.set_index("measurement")
+    np.testing.assert_allclose(average["difference"], np.mean(members, 0), rtol=1e-5, atol=1e-7)  # float32
+    np.testing.assert_allclose(average["what_if"] - average["as_is"], average["difference"], rtol=1e-6, atol=1e-9)
+    of_draws = drawn[drawn["measurement"] == "g"]["difference"].mean()
+    assert of_draws == pytest.approx(average.loc["g", "difference"], rel=1e-8)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

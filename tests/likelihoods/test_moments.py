@@ -65,6 +65,21 @@ def test_moments_are_those_of_draws(kinds, scaling):
     np.testing.assert_allclose(var.numpy(), drawn.var(0), rtol=0.06)  # of 100,000 draws, of heavy tails too
 
 
+def test_means_come_back_from_the_scale_without_bounds():
+    encoder, likelihood = encoder_and_likelihood(KINDS)
+    moments = Moments(encoder, likelihood)
+    mean = moments(torch.randn(6, encoder.measurements.output_width, generator=torch.Generator().manual_seed(1)))[0]
+    linked = moments.unbounded(mean)
+    torch.testing.assert_close(moments.bounded(linked), mean)
+    assert torch.equal(linked[:, [0, 2]], mean[:, [0, 2]])  # Gaussian and Student
+    elsewhere = moments.bounded(linked + 3.0 * torch.randn_like(linked))
+    assert (elsewhere[:, [1, *range(3, 14)]] > 0.0).all()
+    for levels in ([5, 6], [7, 8, 9], [10, 11, 12, 13]):
+        torch.testing.assert_close(elsewhere[:, levels].sum(1), torch.ones(6).double())
+    certain = moments.unbounded(torch.zeros_like(mean).index_fill(1, torch.tensor([5]), 1.0))
+    assert certain.isfinite().all()
+
+
 def test_each_level_has_a_name():
     encoder, likelihood = encoder_and_likelihood(KINDS)
     names = Moments(encoder, likelihood).names

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lacova import GPPriorVAE, TrainingError
+from lacova import GPPriorVAE, Schema, TrainingError
 from tests.models.cases import SMALL, numbered_visits, small_gp
 from tests.models.random_tables import TREATMENTS, check_no_gap_is_left, few_examples, tables
 from tests.tables import VISITS
@@ -54,3 +54,27 @@ def test_other_bad_settings_are_refused(setting, value, message):
     with pytest.raises(ValueError) as caught:  # noqa: PT011  # the whole message is compared
         GPPriorVAE(VISITS, **{setting: value})
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("roles", "settings", "text"),
+    [
+        ({}, {"patient_effects": "intercept"}, "patient_slopes is True, but patient_effects is 'intercept'; slopes"),
+        ({}, {"patient_effects": False}, "patient_effects is False; slopes"),
+        ({"time": None}, {}, "the schema has no time; slopes"),
+        ({"instance": None, "time": None, "static": ()}, {}, "the schema has no instance; slopes"),
+        ({"measurements": [f"y{k}" for k in range(201)]}, {}, "there are 201 measurements, more than 200; slopes"),
+        ({}, {"patient_slopes": None, "patient_factors": 3, "patient_effects": False},
+         "patient_factors is 3, .* but patient_effects is False; leave it out"),
+        ({"instance": None, "time": None, "static": ()}, {"patient_slopes": None, "patient_factors": 3},
+         "patient_factors is 3, .* but the schema has no instance"),
+    ],
+)  # fmt: skip
+def test_settings_of_random_effects_that_there_are_none_of_are_refused(roles, settings, text):
+    known = {"measurements": ["alt"], "covariates": {"age": "continuous"}, "instance": "id", "time": "day",
+             "static": ("age",)}  # fmt: skip
+    schema = Schema(**known | roles)
+    with pytest.raises(ValueError, match=text):
+        GPPriorVAE(schema, **{"patient_slopes": True} | settings)
+    for fine in ({"patient_slopes": False}, {"patient_factors": 0}):
+        GPPriorVAE(schema, **fine, patient_effects=False)

@@ -73,6 +73,24 @@ def test_how_the_model_was_trained_and_by_which_versions(model, path, page, tmp_
     assert again["training"] == shown["training"]
 
 
+@pytest.mark.parametrize(
+    ("validation", "rows"),
+    [
+        (None, "train"),
+        (False, "train, validation=False"),
+        (0.3, "train, validation=0.3"),
+        ("rows", "train, validation"),
+    ],
+)
+def test_the_call_says_which_rows_were_to_be_held_out(validation, rows, table, tmp_path):
+    validation = table.head(20) if validation == "rows" else validation
+    schema = lacova.Schema([LAB, "ast"], {"arm": "categorical"})
+    fitted = lacova.CVAE(schema, latent_dim=1).fit(table, validation, max_epochs=1)
+    fitted.save(tmp_path / "m.lacova")
+    for one in (fitted, lacova.load(tmp_path / "m.lacova")):
+        assert f".fit({rows}, max_epochs=1," in report.contents(one)["reproduce"]["training"]
+
+
 def test_nothing_from_the_data_becomes_markup(page):
     tags = Tags(page).elements
     scripts = [a for t, a in tags if t == "script"]

@@ -7,7 +7,15 @@ import torch
 
 from lacova import CVAE, Dense, GPPriorVAE, Schema
 from lacova.training.interrupt import InterruptedWarning
-from lacova.training.members import MEMBER_SHARE, RATE_OF_PATIENTS, RATE_OF_ROWS, member_options, resample
+from lacova.training.loader import TableLoader
+from lacova.training.members import (
+    MEMBER_SHARE,
+    RATE_OF_PATIENTS,
+    RATE_OF_ROWS,
+    member_options,
+    resample,
+    train_member,
+)
 from lacova.training.options import FitOptions, share_of_few_rows
 from lacova.training.step import Step
 from tests.tables import ROWS, VISITS, visits
@@ -104,6 +112,42 @@ def test_an_interrupt_leaves_the_members_that_are_complete(monkeypatch):
         model = CVAE(ROWS, **SMALL).fit(visits(), members=3, **SHORT)
     assert len(model.members) == 1
     assert model.interrupted
+
+
+def test_a_member_has_the_posterior_of_its_own_prior_whatever_others_came_before():
+    """A bootstrap sample without gaps leaves the covariate prior as it is, others update theirs."""
+    table = visits(gaps=0.0)
+    table.loc[0, "age"] = None
+    model = GPPriorVAE(ROWS, inducing=4, **SMALL)
+    model.fit(table, max_epochs=2, masked_loss=1.0, prior_every=1, seed=0, device="cpu")
+    encoded = model.encode(table)
+
+    def with_gap(number):
+        seed = member_options(model.options, loader(), number).seed
+        return not resample(encoded, seed).x_mask.all()
+
+    def loader():
+        rows = TableLoader(encoded, torch.full((2,), 0.2), model.options, torch.device("cpu"))
+        rows.condition(model.vae)
+        return rows
+
+    numbers = range(1, 30)
+    first, then = next(k for k in numbers if with_gap(k)), next(k for k in numbers if not with_gap(k))
+    alone, _ = train_member(model.vae, loader(), model.options, then)
+    shared = loader()
+    train_member(model.vae, shared, model.options, first)
+    after, _ = train_member(model.vae, shared, model.options, then)
+    for name, value in alone.state_dict().items():
+        assert torch.equal(after.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize("every", [0, 1])
+def test_members_go_on_with_updates_of_the_covariate_prior(every):
+    model = CVAE(ROWS, **SMALL).fit(visits(), members=2, max_epochs=2, prior_every=every, masked_loss=1.0, device="cpu")
+    priors = [torch.cat([p.flatten() for p in vae.covariate_prior.state_dict().values()]) for vae in model.members]
+    fitted = torch.cat([p.flatten() for p in model.vae.covariate_prior.state_dict().values()])
+    assert [torch.equal(prior, fitted) for prior in priors] == [not every] * 2
+    assert torch.equal(*priors) == (not every)
 
 
 def test_members_need_rows_in_memory(tmp_path):

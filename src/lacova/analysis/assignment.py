@@ -73,6 +73,10 @@ def contrast(units: Units, schema: Schema, versus: Any, value: Any) -> tuple[Any
         return present[0], present[1]
     if value is None or versus is None:
         raise DataError(f"{name!r} holds {listed(present)}; say which two to compare, as versus and value.")
+    if schema.covariates[name] == "continuous":
+        for end in (versus, value):
+            if not (isinstance(end, int | float | np.number) and math.isfinite(end)):
+                raise DataError(f"{name!r} is to be set to {end!r}; versus and value must be finite numbers.")
     strange = [v for v in (versus, value) if v not in present and schema.covariates[name] == "categorical"]
     if strange or value == versus:
         wrong = f"{strange[0]!r} is none of them" if strange else f"both are {value!r}"

@@ -21,6 +21,7 @@ from lacova.analysis.comparison import check_options
 from lacova.analysis.result_file import ResultFile, digest_of, key_of, roles_of
 from lacova.analysis.workers import work
 from lacova.data.columns import require_columns
+from lacova.data.errors import FitWarning
 from lacova.data.io.dataframes import to_pandas
 from lacova.models.base import Model
 from lacova.models.checks import check_interval, in_memory, whole_number
@@ -31,7 +32,7 @@ from lacova.training.interrupt import InterruptedWarning
 from lacova.training.options import TrainingError
 from lacova.training.progress import progress as progress_bar
 
-Effects = Generator[tuple[int, dict[str, list[float]]], None, None]
+Effect = tuple[dict[str, list[float]], list[str]]  # the ends by measurement, and what fit warned of
 SHARE_COVERAGE = 0.95  # of the interval of the share of intervals that exclude 0
 
 
@@ -59,8 +60,8 @@ class PermutationTest:
 
 def permutation_test(
     data: Any, model: Model, covariate: str, *, value: Any = None, versus: Any = None, rows: Any = None,
-    permutations: int = 200, strata: str | Sequence[str] | None = None, interval: float = 0.9,
-    draws: int = INTERVAL_DRAWS, seed: int = 0, device: str = "auto", workers: int = 1,
+    permutations: int = 200, strata: str | Sequence[str] | None = None, validation: float | None = None,
+    interval: float = 0.9, draws: int = INTERVAL_DRAWS, seed: int = 0, device: str = "auto", workers: int = 1,
     checkpoint: str | os.PathLike[str] | None = None, progress: bool | None = None, **options: Any,
 ) -> PermutationTest:  # fmt: skip
     """Give a covariate out anew at random, again and again, and see what the model finds.
@@ -73,13 +74,15 @@ def permutation_test(
     Args:
         data: a table in memory: pandas, polars or pyarrow.
         model: a model with the settings to judge. It is not changed; of a fitted one, the options of its training are
-            used again, too.
+            used again, too. What `fit` warns of is a warning here, once, of the fit to the study as it is.
         covariate: the covariate to permute; it must not change between the rows of a patient.
         value: what it is set to; may be left out, as may `versus`, if the column holds two values.
         versus: what it is compared with.
         rows: rows whose average difference is the effect, such as the last visits; None for all rows of `data`.
         permutations: how often the covariate is permuted, at least 19.
         strata: column or columns within whose values to permute, such as the site by which a trial was stratified.
+        validation: the share of rows or patients that each fit holds out, or False for none. None for what was asked
+            of `fit` where the model is fitted, else for what `fit` does by default.
         interval: the central interval, such as 0.9.
         draws: draws behind each interval.
         seed: of permutations, fits and draws.
@@ -112,12 +115,13 @@ def permutation_test(
     whole_number(workers, "workers")
     check_interval(interval)
     check_options(options)
+    validation = model.held_out.asked if validation is None else _checked_share(validation)
     units = units_of(frame, schema, covariate, names)
     versus, value = contrast(units, schema, versus, value)
     check_counts(units, versus, value)
     frame = with_values(frame, units, np.arange(len(units.values)))
     asked = frame if rows is None else to_pandas(in_memory(rows, "permutation_test"), schema.columns)[0]
-    training = {**_saved_options(model), **options}
+    training = {**_saved_options(model), **options, "validation": validation}
     study = {
         "version": __version__, "data": digest_of(frame, used), "schema": roles_of(schema), "model": identity(model),
         "training": training, "covariate": covariate, "values": [versus, value], "strata": names, "seed": seed,
@@ -136,10 +140,13 @@ def permutation_test(
             yield (blank, permuted, asked, *common)
 
     with progress_bar(len(keys), progress) as bar, closing(_effects(tasks(), workers)) as effects:
-        for done, (place, effect) in enumerate(effects, len(keys) - len(todo) + 1):
-            results.add({"key": keys[todo[place]], "permutation": todo[place], "effect": effect})
+        for done, (place, (effect, concerns)) in enumerate(effects, len(keys) - len(todo) + 1):
+            line = {"key": keys[todo[place]], "permutation": todo[place], "effect": effect, "concerns": concerns}
+            results.add(line)
             if bar is not None:
                 bar.advance_to(done, "")
+    for concern in results.lines[keys[0]]["concerns"]:
+        warnings.warn(concern, FitWarning, stacklevel=2)
     fits = pd.DataFrame([
         {"permutation": k, "measurement": name, "difference": ends[0], "lower": ends[1], "upper": ends[2]}
         for k, key in enumerate(keys)
@@ -173,12 +180,25 @@ def wilson(hits: int, count: int, coverage: float) -> tuple[float, float]:
     return max(0.0, (centre - half) / factor), min(1.0, (centre + half) / factor)
 
 
+def _checked_share(validation: Any) -> float:
+    """Return a share to hold out, or False; rows are refused, as they would be the same for all permutations."""
+    if validation is False:
+        return False
+    number = isinstance(validation, int | float | np.number) and not isinstance(validation, bool)
+    if not (number and 0.0 < validation < 1.0):
+        raise ValueError(
+            f"validation is {validation!r}; expected a share of the rows or patients between 0 and 1, which each fit "
+            "holds out by itself, or False for none."
+        )
+    return float(validation)
+
+
 def _saved_options(model: Model) -> dict[str, Any]:
     """Return the options with which a fitted model was trained; none of one that was not."""
     return {} if model.vae is None else {k: v for k, v in asdict(model.options).items() if k in OPTIONS}
 
 
-def _effects(tasks: Iterator[tuple[Any, ...]], workers: int) -> Effects:
+def _effects(tasks: Iterator[tuple[Any, ...]], workers: int) -> Generator[tuple[int, Effect], None, None]:
     """Yield the place of each task with its effects, as they finish."""
     if workers == 1:
         for place, task in enumerate(tasks):
@@ -194,15 +214,21 @@ def _effects(tasks: Iterator[tuple[Any, ...]], workers: int) -> Effects:
 def effect_of(
     blank: Model, table: pd.DataFrame, rows: pd.DataFrame, covariate: str, versus: Any, value: Any,
     options: Mapping[str, Any], seed: int, device: str, draws: int, interval: float,
-) -> dict[str, list[float]]:  # fmt: skip
-    """Fit a model and return the average effect on each measurement: the difference and the ends of its interval."""
+) -> Effect:  # fmt: skip
+    """Fit a model, and return the average effect on each measurement, the difference and the ends of its interval.
+
+    What `fit` warns of is returned with them.
+    """
     model = copy.deepcopy(blank)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InterruptedWarning)
+        warnings.simplefilter("ignore", FitWarning)
         model.fit(table, seed=seed, device=device, **{**options, "progress": False})
     if model.interrupted:
         raise KeyboardInterrupt
-    setting = rows.assign(**{covariate: pd.Series([versus] * len(rows), rows.index, table[covariate].dtype)})
+    kind = np.float64 if model.schema.covariates[covariate] == "continuous" else table[covariate].dtype
+    setting = rows.assign(**{covariate: pd.Series([versus] * len(rows), rows.index, kind)})
     average = model.what_if(setting, {covariate: value}, draws=draws, interval=interval, seed=seed).average
     columns = ["difference", "difference_lower", "difference_upper"]
-    return {name: [float(v) for v in ends] for name, *ends in average[["measurement", *columns]].to_numpy().tolist()}
+    lines = average[["measurement", *columns]].to_numpy().tolist()
+    return {name: [float(v) for v in ends] for name, *ends in lines}, list(model.findings.concerns.values())

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
 import typer
 
@@ -197,3 +197,10 @@ def deliver(table: pd.DataFrame, out: Path | None, quiet: bool) -> None:
         return
     write_table(table, out)
     remark(f"{len(table)} rows written to {out}.", quiet)
+
+
+def read_share(share: float | None) -> float | Literal[False] | None:
+    """Return what `fit` holds out: a share, False for none, or None for what it does by default."""
+    if share is not None and not 0.0 <= share < 1.0:
+        raise ValueError(f"--validation-share is {share}; expected a share of at least 0 and below 1.")
+    return False if share == 0.0 else share

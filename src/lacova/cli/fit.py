@@ -8,12 +8,12 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lacova.cli import options
-from lacova.cli.common import MODEL, finite, merge_settings, print_json, read_or_stream, read_schema, remark
+from lacova.cli.common import MODEL, finite, merge_settings, print_json, read_or_stream, read_schema, read_share, remark
 
 if TYPE_CHECKING:
     from lacova.data.schema import Schema
@@ -83,7 +83,7 @@ def fit(
     }  # fmt: skip
     learner, training = _learner(roles, model, merge_settings(settings, given))
     table = read_or_stream(data, stream)
-    held_out = _share(validation_share) if validation is None else read_or_stream(validation, stream)
+    held_out = read_share(validation_share) if validation is None else read_or_stream(validation, stream)
     remark(f"Learning a {type(learner).__name__} from {_row_counts(data, table, held_out)}.", quiet)
     if checkpoint_every:
         training |= {"checkpoint": checkpoint, "checkpoint_every": checkpoint_every, "checkpoint_keep": True}
@@ -208,10 +208,3 @@ def _new_folder(out: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
-
-
-def _share(share: float | None) -> float | Literal[False] | None:
-    """Return what `fit` holds out: a share, False for none, or None for what it does by default."""
-    if share is not None and not 0.0 <= share < 1.0:
-        raise ValueError(f"--validation-share is {share}; expected a share of at least 0 and below 1.")
-    return False if share == 0.0 else share

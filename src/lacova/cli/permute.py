@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,8 @@ from lacova.cli.common import (
     print_json,
     read_in_memory,
     read_level,
+    read_share,
+    remark,
     short,
 )
 
@@ -36,6 +39,10 @@ def permute(
     permutations: Annotated[int, typer.Option(help="how often to permute; each takes a fit")] = 200,
     strata: Annotated[
         list[str] | None, typer.Option(help="column within whose values to permute; repeatable", show_default=False)
+    ] = None,
+    validation_share: Annotated[
+        float | None,
+        typer.Option(help="share of rows, or of instances, that each fit holds out; 0 for none (as RUN was trained)"),
     ] = None,
     workers: Annotated[int, typer.Option(help="processes that fit at the same time")] = 1,
     resume: Annotated[
@@ -62,12 +69,15 @@ def permute(
 
     model, table = load_model_and_table(run, data, out, device)
     ends = [None if text is None else read_level(table, covariate, text) for text in (value, versus)]
-    test = permutation_test(
-        table, model, covariate, value=ends[0], versus=ends[1], rows=None if rows is None else read_in_memory(rows),
-        permutations=permutations, strata=strata, interval=interval, draws=draws, seed=seed, device=device,
-        workers=workers, checkpoint=resume, progress=False if quiet else None,
-        **merge_settings(settings, {"max_epochs": epochs}),
-    )  # fmt: skip
+    with warnings.catch_warnings(record=True) as told:
+        test = permutation_test(
+            table, model, covariate, value=ends[0], versus=ends[1], rows=None if rows is None else read_in_memory(rows),
+            permutations=permutations, strata=strata, interval=interval, draws=draws, seed=seed, device=device,
+            workers=workers, checkpoint=resume, progress=False if quiet else None,
+            **merge_settings(settings, {"max_epochs": epochs, "validation": read_share(validation_share)}),
+        )  # fmt: skip
+    for warning in told:
+        remark(f"lacova: {warning.message}", quiet)
     if out is not None:
         deliver(test.fits, out, quiet)
     summary = test.summary.set_index("measurement")

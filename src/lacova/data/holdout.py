@@ -34,18 +34,20 @@ class HeldOut:
             columns have one each. Empty for rows of a stream.
         count: how many rows or patients.
         given: whether the caller gave them; else `fit` chose them.
+        asked: the share that `fit` was to choose, or False for none; None where that was left to it.
     """
 
     prints: Prints = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
     count: int = 0
     given: bool = False
+    asked: float | None = None
 
     @classmethod
-    def of(cls, frame: pd.DataFrame, encoder: TableEncoder, given: bool) -> HeldOut:
+    def of(cls, frame: pd.DataFrame, encoder: TableEncoder, given: bool, asked: float | None = None) -> HeldOut:
         """Remember the rows of a table, or its patients."""
         prints = _prints(frame, encoder)
         prints = np.sort(prints) if encoder.schema.instance is None else np.unique(prints)
-        return cls(prints, len(prints), given)
+        return cls(prints, len(prints), given, asked)
 
     def among(self, frame: pd.DataFrame, encoder: TableEncoder) -> npt.NDArray[np.bool_]:
         """Return which rows of a table were held out (N,).
@@ -62,11 +64,12 @@ class HeldOut:
 
 
 class Split(NamedTuple):
-    """Training rows, and validation rows or None; `given` says whether the caller gave these."""
+    """Training rows, and validation rows or None; `given` says whether the caller gave these, else what was `asked`."""
 
     train: Any
     validation: Any
     given: bool = False
+    asked: float | None = None
 
 
 def hold_out(data: Any, schema: Schema, validation: Any, seed: int) -> Split:
@@ -83,12 +86,13 @@ def hold_out(data: Any, schema: Schema, validation: Any, seed: int) -> Split:
         share = _share(validation)
     else:
         return Split(data, validation, given=True)
+    asked = None if validation is None else share or False
     if share == 0.0:
-        return Split(data, None)
+        return Split(data, None, asked=asked)
     if isinstance(data, Source):
         if validation is None and len(data) < MIN_STREAM_ROWS:
             return Split(data, None)
-        return Split(data.share(share, 1.0, seed), data.share(0.0, share, seed))
+        return Split(data.share(share, 1.0, seed), data.share(0.0, share, seed), asked=asked)
     frame, _ = to_pandas(data, schema.columns)
     require_columns(frame, schema.columns)
     patient, labels = patient_codes(frame, schema.instance)
@@ -105,7 +109,7 @@ def hold_out(data: Any, schema: Schema, validation: Any, seed: int) -> Split:
             f"validation={validation!r} of {count} row(s) or patient(s) holds none out, as {KEPT} with each level and "
             "with a value in each column stay in training; give more rows, a larger share, or False."
         )
-    return Split(frame[~held_out], frame[held_out])
+    return Split(frame[~held_out], frame[held_out], asked=asked)
 
 
 def _share(validation: Any) -> float:

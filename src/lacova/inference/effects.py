@@ -57,20 +57,22 @@ class EffectDraws(NamedTuple):
 
     Attributes:
         rows: the rows (n,).
-        components: effect of each component, then of the patient's random effects, if there are any.
+        mean: of y, given all components.
+        without: the same without each component, then without the patient's random effects, if there are any.
         latent_noise: effect of ε, the part of z that no component explains.
         noise_variance: variance of y given z, summed over the rows and averaged over draws (D,).
     """
 
     rows: Tensor
-    components: list[Tensor]
+    mean: Tensor
+    without: list[Tensor]
     latent_noise: Tensor
     noise_variance: Tensor
 
 
 def measure(
     vae: ConditionalVAE, encoder: TableEncoder, frame: pd.DataFrame, table: Table, names: tuple[str, ...],
-    interval: float, parts: Iterable[EffectDraws],
+    interval: float, parts: Iterable[EffectDraws], doubt: MemberDoubt,
 ) -> Effects[pd.DataFrame]:  # fmt: skip
     """Return the effects of the components called `names` at every row of the table.
 
@@ -82,14 +84,18 @@ def measure(
         names: names of the components.
         interval: the central interval, such as 0.9.
         parts: draws of the effects, by `effect_draws`.
+        doubt: completes the means' doubt about the parameters.
     """
     summaries, variances, moments = [], _RowVariance(), Moments(encoder, vae.likelihood)
     noise_variance = torch.zeros(len(moments.names), dtype=torch.float64)
     if vae.random_effects is not None:
         names = (*names, PATIENT_EFFECT)
     for part in parts:
-        effects = torch.stack(part.components, dim=2)  # draws×n×R×D
-        summaries.append((part.rows, summary(effects, interval) | {"sd": effects.std(0, correction=0).cpu()}))
+        own = torch.stack([part.mean - without for without in part.without], dim=2)  # draws×n×R×D
+        mean = doubt(part.mean, moments)
+        effects = torch.stack([mean - doubt(without, moments) for without in part.without], dim=2)
+        estimate, spread = doubt.estimate(own).cpu(), effects.std(0, correction=0).cpu()
+        summaries.append((part.rows, summary(effects, interval) | {"mean": estimate, "sd": spread}))
         variances.add(torch.cat([effects, part.latent_noise[:, :, None]], dim=2))
         noise_variance += part.noise_variance.cpu()
     table_summary = gather(summaries)
@@ -102,13 +108,13 @@ def measure(
     return Effects(rows, shares, known)
 
 
-def merge_effects(parts: Sequence[EffectDraws], draws: int, doubt: MemberDoubt) -> EffectDraws:
-    """Join the draws of several members at the same rows, `draws` in all, with their doubt about the parameters."""
-    columns = zip(*(part.components for part in parts), strict=True)
-    components = [doubt(interleave(values, draws)) for values in columns]
+def merge_effects(parts: Sequence[EffectDraws], draws: int) -> EffectDraws:
+    """Join the draws of several members at the same rows, `draws` in all."""
+    mean = interleave([part.mean for part in parts], draws)
+    without = [interleave(values, draws) for values in zip(*(part.without for part in parts), strict=True)]
     latent_noise = interleave([part.latent_noise for part in parts], draws)
     noise_variance = torch.stack([part.noise_variance for part in parts]).mean(0)
-    return EffectDraws(parts[0].rows, components, latent_noise, noise_variance)
+    return EffectDraws(parts[0].rows, mean, without, latent_noise, noise_variance)
 
 
 def _by_component(components: tuple[str, ...], values: Tensor, names: tuple[str, ...]) -> pd.DataFrame:
@@ -182,14 +188,13 @@ def effect_draws(
         z = f.sum(2) + noise
         random_effects, fixed = _random_effects(vae, batch, x, coefficients, generator)
         mean, var = moments(_decode(vae, z, x) + random_effects)
-        effects = [
-            mean - moments(_decode(vae, z - f[:, :, r], x) + random_effects - fixed.get(r, 0.0))[0]
-            for r in range(count)
+        without = [
+            moments(_decode(vae, z - f[:, :, r], x) + random_effects - fixed.get(r, 0.0))[0] for r in range(count)
         ]
         if vae.random_effects is not None:
-            effects.append(mean - moments(_decode(vae, z, x) + sum(fixed.values()))[0])
+            without.append(moments(_decode(vae, z, x) + sum(fixed.values()))[0])
         latent_noise = mean - moments(_decode(vae, z - noise, x) + random_effects)[0]
-        yield EffectDraws(rows, effects, latent_noise, var.mean(0).sum(0))
+        yield EffectDraws(rows, mean, without, latent_noise, var.mean(0).sum(0))
 
 
 def _random_effects(

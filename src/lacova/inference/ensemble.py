@@ -16,6 +16,7 @@ from torch import Tensor
 from lacova.data.covariate_space import CovariateSpace
 from lacova.inference.draws import Draws
 from lacova.inference.vae import ConditionalVAE
+from lacova.likelihoods.moments import Moments
 
 T = TypeVar("T")
 
@@ -82,7 +83,7 @@ class MemberDoubt:
     m_k is the mean over the draws of member k, and M the mean of all. With each draw, m_k − M is replaced by a draw of
     the multivariate t distribution with K − 1 degrees of freedom and scale (1 + 1/K)/(K − 1) Σ_k (m_k − M)(m_k − M)ᵀ:
     that of the mean of a study whose members vary by this covariance. All parts of an answer have the same draws of it,
-    so that they can be averaged over rows.
+    so that they can be averaged over rows. The draws come in pairs of opposite sign, so that they add nothing to M.
 
     Args:
         members: K, the number of members.
@@ -93,17 +94,34 @@ class MemberDoubt:
     def __init__(self, members: int, draws: int, generator: torch.Generator) -> None:
         self.members = min(members, draws)
         if self.members > 1:
-            shape = draws, 2 * self.members - 1
+            shape = draws // 2, 2 * self.members - 1
             normal = torch.randn(shape, generator=generator, device=generator.device, dtype=torch.float64)
             scale = (1.0 + 1.0 / self.members) / normal[:, self.members :].square().sum(1)  # over χ² of K − 1
-            self.weights = normal[:, : self.members] * scale.sqrt()[:, None]
+            half = normal[:, : self.members] * scale.sqrt()[:, None]
+            unpaired = half.new_zeros(draws % 2, self.members)
+            self.weights = torch.cat([half, -half, unpaired]) * (draws / (draws - draws % 2)) ** 0.5
 
-    def __call__(self, values: Tensor) -> Tensor:
-        """Return draws (draws×…) with the doubt of the members completed."""
+    def estimate(self, values: Tensor) -> Tensor:
+        """Return M of draws (draws×…): the mean over members of the means over their draws."""
+        return values.mean(0) if self.members == 1 else self._means(values).mean(0)
+
+    def __call__(self, values: Tensor, moments: Moments | None = None) -> Tensor:
+        """Return draws (draws×…) with the doubt of the members completed.
+
+        Args:
+            values: the draws.
+            moments: what they are means of, if they are: they are then completed on a scale that has no bounds, so that
+                probabilities and positive means stay what they are. Their mean is not M where that scale is another.
+        """
         if self.members == 1:
             return values
-        means = torch.stack([values[k :: self.members].mean(0) for k in range(self.members)])
+        values = values if moments is None else moments.unbounded(values)
+        means = self._means(values)
         member = torch.arange(len(values), device=values.device) % self.members
         deviations = (means - means.mean(0)).flatten(1)
-        completed: Tensor = (self.weights.to(values) @ deviations).view_as(values)
-        return completed + values - means[member] + means.mean(0)
+        doubt: Tensor = (self.weights.to(values) @ deviations).view_as(values)
+        completed = doubt + values - means[member] + means.mean(0)
+        return completed if moments is None else moments.bounded(completed)
+
+    def _means(self, values: Tensor) -> Tensor:
+        return torch.stack([values[k :: self.members].mean(0) for k in range(self.members)])

@@ -36,7 +36,9 @@ class WhatIf(NamedTuple, Generic[Frame]):
             without `keep_draws`.
 
     A categorical measurement has a line for each level, `<measurement>_p_<level>`: its probability. The interval of a
-    probability shows its uncertainty.
+    probability shows its uncertainty. Of a model with members, `as_is`, `what_if` and `difference` are means over
+    these. The draws, and with them the intervals, have the doubt completed: on the log scale for positive means, in
+    log-odds for probabilities. The mean of such draws may then differ a little from the estimate.
     """
 
     rows: Frame
@@ -97,14 +99,14 @@ def compare(
     summaries, draws, total = [], [], torch.zeros(())
     for pair in pairs:
         own = [moments(part.location if part.outputs is None else part.outputs, part.var)[0] for part in pair]
-        means = [doubt(mean) for mean in own]
+        means = [doubt(mean, moments) for mean in own]
         difference = means[1] - means[0]
-        summaries_here = {f"difference{end}": value for end, value in _ends(difference, interval).items()}
+        summaries_here = _ends("difference", difference, interval)
+        summaries_here["difference"] = doubt.estimate(own[1] - own[0]).cpu()
         draws_here = {"as_is": means[0], "what_if": means[1], "difference": difference}
         for version, part, mean, own_mean in zip(VERSIONS, pair, means, own, strict=True):
-            drawn = moments.in_own_units(part.y, own_mean)
-            summaries_here |= {f"{version}{end}": value for end, value in _ends(drawn, interval).items()}
-            summaries_here |= {version: mean.mean(0).cpu()}
+            drawn = moments.in_own_units(part.y, mean)
+            summaries_here |= _ends(version, drawn, interval) | {version: doubt.estimate(own_mean).cpu()}
             draws_here[f"{version}_drawn"] = drawn
         summaries.append((pair[0].rows, summaries_here))
         if keep_draws:
@@ -118,8 +120,9 @@ def compare(
     }
     rows = long_form(frame, encoder.schema, {"measurement": moments.names}, values)
     averages = {version: moments.within_bounds(by_row[version].mean(0)) for version in VERSIONS}
-    differences = {f"difference{end}": value.numpy() for end, value in _ends(total / len(frame), interval).items()}
-    average = pd.DataFrame({"measurement": list(moments.names)} | averages | differences)
+    averages |= {"difference": by_row["difference"].mean(0).numpy()}
+    ends = {name: value.numpy() for name, value in _ends("difference", total / len(frame), interval).items()}
+    average = pd.DataFrame({"measurement": list(moments.names)} | averages | ends)
     return WhatIf(rows, average, _draws_in_long_form(encoder, moments, frame, gather(draws)) if keep_draws else None)
 
 
@@ -135,7 +138,7 @@ def _draws_in_long_form(
     return lines[["draw", *lines.columns.drop("draw")]]
 
 
-def _ends(draws: torch.Tensor, interval: float) -> dict[str, torch.Tensor]:
-    """Return mean and central interval over draws, by the ending of their column's name."""
+def _ends(name: str, draws: torch.Tensor, interval: float) -> dict[str, torch.Tensor]:
+    """Return the ends of the central interval over draws, by the name of their columns."""
     ends = summary(draws, interval)
-    return {"": ends["mean"], "_lower": ends["lower"], "_upper": ends["upper"]}
+    return {f"{name}_{end}": ends[end] for end in ("lower", "upper")}

@@ -17,6 +17,7 @@ from lacova.likelihoods.likelihood import Likelihood
 
 # Gauss–Hermite quadrature for normal scores; kinks cost some 1% of a standard deviation.
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(20)
+LEAST_PROBABILITY = 1e-6  # whose logarithm is taken; float32 tells no smaller ones from 1 minus them
 
 
 class Moments:
@@ -37,7 +38,12 @@ class Moments:
         parts = [(d, k) for d in range(len(measured)) for k in range(max(1, encoder.measurements.levels[d]))]
         self.columns = [d for d, _ in parts]
         self._levels = [k for _, k in parts]
-        self._is_level = [values_of(encoder.measurements.families[d]) == "level" for d in self.columns]
+        values = [values_of(encoder.measurements.families[d]) for d in self.columns]
+        self._is_level = [one == "level" for one in values]
+        logarithms = encoder.scales.log
+        self._positive = [t for t, d in enumerate(self.columns) if logarithms[d] or values[t] in ("positive", "count")]
+        levels = [d for t, d in enumerate(self.columns) if self._is_level[t]]
+        self._level_sets = [[t for t, of in enumerate(self.columns) if of == d] for d in dict.fromkeys(levels)]
         self.names = tuple(
             f"{measured[d]}_p_{encoder.levels[measured[d]][k]}" if measured[d] in encoder.levels else measured[d]
             for d, k in parts
@@ -75,6 +81,26 @@ class Moments:
         """Return draws of encoded y in their own units (…×names); of a level its probability, taken from the means."""
         own = torch.as_tensor(self._encoder.in_own_units(y), device=mean.device)[..., self.columns]
         return torch.where(torch.tensor(self._is_level, device=mean.device), mean, own)
+
+    def unbounded(self, mean: Tensor) -> Tensor:
+        """Return means (…×names) on a scale that has no bounds.
+
+        Positive means and the probabilities of levels have their logarithms, other means are as they are. Adding to
+        log-probabilities, up to what all levels of a column share, is adding to log-odds.
+        """
+        linked = mean.clone()
+        linked[..., self._positive] = mean[..., self._positive].clamp_min(torch.finfo(mean.dtype).tiny).log()
+        for levels in self._level_sets:
+            linked[..., levels] = mean[..., levels].clamp_min(LEAST_PROBABILITY).log()
+        return linked
+
+    def bounded(self, linked: Tensor) -> Tensor:
+        """Return means from the scale of `unbounded`: positive ones are, and probabilities of a column sum to 1."""
+        mean = linked.clone()
+        mean[..., self._positive] = linked[..., self._positive].exp()
+        for levels in self._level_sets:
+            mean[..., levels] = linked[..., levels].softmax(-1)
+        return mean
 
     def within_bounds(self, values: Tensor) -> Floats:
         """Return means or draws (…×names), moved to within the bounds of the schema."""

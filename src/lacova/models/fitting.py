@@ -145,7 +145,7 @@ def read_training_data(
             )
         options = replace(options, members=1)
     validation = opened(validation, schema.instance, schema.columns)
-    data, validation, given = hold_out(data, schema, validation, options.seed)
+    data, validation, given, asked = hold_out(data, schema, validation, options.seed)
     first_pass: Survey | None = None
     if isinstance(data, Source):
         first_pass = survey(data, schema, options.seed)
@@ -174,15 +174,15 @@ def read_training_data(
     def stream(source: Source, layout: Layout, read: Callable[[Any], Table]) -> Loader:
         return StreamLoader(source, layout, schema.columns, read, table, rate, options, device, team)
 
-    held_out, loader = HeldOut(), None
+    held_out, loader = HeldOut(asked=asked), None
     if isinstance(validation, Source):
         layout = lay_out(validation, schema.columns, encode_validation)
         loader = stream(validation, layout, encode_validation)
-        held_out = HeldOut(np.sort(layout.prints), int(layout.units.sum()), given)
+        held_out = HeldOut(np.sort(layout.prints), int(layout.units.sum()), given, asked)
     elif validation is not None:
         frame, _ = to_pandas(validation, schema.columns)
         loader = TableLoader(encode_validation(frame), rate, options, device, team)
-        held_out = HeldOut.of(frame, encoder, given)
+        held_out = HeldOut.of(frame, encoder, given, asked)
     if first_pass is None:
         rows = TableLoader(table, rate, options, device, team)
         return TrainingData(encoder, fill, table, rows, loader, frozenset(table.labels), held_out, options)

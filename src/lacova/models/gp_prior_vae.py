@@ -54,13 +54,14 @@ class GPPriorVAE(Model):
             none.
         patient_factors: how many factors of a patient all measurements share: normal variables that enter their random
             intercepts and slopes. None for as many as there are intercepts and slopes, at most 8; 0 for none, with
-            random effects that are independent between measurements.
+            random effects that are independent between measurements. It needs patient effects.
         fixed_effects: let the mean of the random effects depend on the visit-constant covariates of the formula, and on
             patients' averages of the others, the time aside, by a shrunk linear regression. False: their effect has to
             pass through z, as everything does in the paper's model.
         patient_slopes: let factors and fixed effects of visit-constant covariates change linearly with time, as the
             effect of a treatment does. None for at most 4 measurements: what a slope says about visits after a patient
-            has left makes predictions of the others worse. See docs/effects.md.
+            has left makes predictions of the others worse. True needs a time and `patient_effects=True`. See
+            docs/effects.md.
 
     The other arguments are those of `Model`.
     """
@@ -111,8 +112,30 @@ class GPPriorVAE(Model):
                 f'{sampled.formula(schema)!r}; use expectation="sample".'
             )
         self.inducing = whole_number(inducing, "inducing")
+        self._check_patient_settings()
         if self.noise == "row":
             self._check_row_noise()
+
+    def _check_patient_settings(self) -> None:
+        """Refuse settings of random effects that there are none of, or that do not drift with time."""
+        if self.patient_factors and not self._has_random_effects:
+            why = "the schema has no instance" if self.schema.instance is None else "patient_effects is False"
+            raise ValueError(
+                f"patient_factors is {self.patient_factors}, factors of patients' random effects, but {why}; leave it "
+                "out, or ask for patient effects of an instance."
+            )
+        if not self.patient_slopes or (self._has_random_effects and self._effects_drift and self.schema.time):
+            return
+        if self.schema.instance is None or self.schema.time is None:
+            why = f"the schema has no {'instance' if self.schema.instance is None else 'time'}"
+        elif self.patient_effects is not True:
+            why = f"patient_effects is {self.patient_effects!r}"
+        else:
+            why = f"there are {len(self.schema.measurements)} measurements, more than {MAX_DRIFTING}"
+        raise ValueError(
+            f"patient_slopes is True, but {why}; slopes are for patients' random effects with patient_effects=True, an "
+            f"instance, a time, and at most {MAX_DRIFTING} measurements. Leave it out, or change that."
+        )
 
     def _check_row_noise(self) -> None:
         """Refuse noise that depends on the row where a bound is in closed form that takes it for constant."""
@@ -191,9 +214,9 @@ class GPPriorVAE(Model):
                 self.draw_from[k], encoder, self._condition_by(k, table), each, self._generator(seed, k),
                 self.training_instances,
             ),
-            lambda own: merge_effects(own, draws, doubt),
+            lambda own: merge_effects(own, draws),
         )  # fmt: skip
-        tables = measure(vae, encoder, frame, table, names, interval, parts)
+        tables = measure(vae, encoder, frame, table, names, interval, parts, doubt)
         return Effects(*map(origin.table, tables))
 
     def _described(self) -> dict[str, str]:

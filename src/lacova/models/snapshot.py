@@ -61,7 +61,7 @@ def take_apart(model: Storable) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "sizes": {"inducing": vae.prior.inducing_count, "covariate prior": vae.covariate_prior.sizes()},
         "training": pack(list(training.columns), "columns of training"),
         "members": len(model.members),
-        "held out": {"count": model.held_out.count, "given": model.held_out.given},
+        "held out": {"count": model.held_out.count, "given": model.held_out.given, "asked": model.held_out.asked},
         "findings": {"used": model.findings.used, "concerns": dict(model.findings.concerns)},
         "trained": pack(known, f"labels of the instance column {schema.instance!r}"),
     }
@@ -172,8 +172,11 @@ def _held_out(document: Mapping[str, Any], parts: _Tensors) -> HeldOut:
     known = document["held out"]
     if not isinstance(known, dict) or type(known.get("given")) is not bool:
         raise StorageError("what it held out cannot be read")
+    asked = known.get("asked")
+    if not (asked is None or asked is False or (type(asked) is float and 0.0 < asked < 1.0)):
+        raise StorageError("the share that it was to hold out is none")
     prints = parts.take("held_out", torch.int64, None).numpy().view(np.uint64)
-    return HeldOut(np.sort(prints), whole_size(known.get("count"), 0), known["given"])
+    return HeldOut(np.sort(prints), whole_size(known.get("count"), 0), known["given"], asked)
 
 
 def _findings(document: Mapping[str, Any]) -> Findings:

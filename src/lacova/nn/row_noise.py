@@ -5,15 +5,17 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 HIDDEN = 16
-# Precisions of the normal prior of the weights. They count as that many rows: with fewer, noise stays nearly constant.
+# Precisions of the normal prior. They count as that many rows: with fewer, noise stays nearly constant.
 LINEAR_PRECISION, NETWORK_PRECISION = 20.0, 20.0
 
 
 class RowNoise(nn.Module):
     """Logs of the noise's standard deviations at (z, x), relative to each column's own.
 
-    They are the sum of a linear map and a small network, and 0 at first. The prior of the weights is normal about 0, so
-    that a small table keeps constant noise.
+    They are the sum of a linear map and a small network, and 0 at first. The prior of both is normal about 0, so that a
+    small table keeps constant noise. A hidden unit that is c times as large, with last weights c times as small, is the
+    same function: the prior is one of last weights times the lengths of their units, of which any direction is as
+    likely.
 
     Args:
         inputs: width of z and x.
@@ -24,6 +26,7 @@ class RowNoise(nn.Module):
         super().__init__()
         self.linear = nn.Linear(inputs, columns, bias=False)
         self.hidden, self.last = nn.Linear(inputs, HIDDEN), nn.Linear(HIDDEN, columns, bias=False)
+        self.unit = (inputs + 1) / (3.0 * inputs)  # mean squared length of a hidden unit at first, its bias included
         for parameter in (*self.linear.parameters(), *self.last.parameters()):
             nn.init.zeros_(parameter)
 
@@ -33,6 +36,7 @@ class RowNoise(nn.Module):
         return out
 
     def penalty(self) -> Tensor:
-        """Return −log p(weights), less its constant: ½ Σ precision · weight²."""
-        linear, network = (part.weight.square().sum() for part in (self.linear, self.last))
-        return 0.5 * (LINEAR_PRECISION * linear + NETWORK_PRECISION * network)
+        """Return −log p, less its constant: ½ Σ precision · weight², last weights in units of their first length."""
+        lengths = (self.hidden.weight.square().sum(1) + self.hidden.bias.square()) / self.unit
+        network = (self.last.weight.square() * lengths).sum()
+        return 0.5 * (LINEAR_PRECISION * self.linear.weight.square().sum() + NETWORK_PRECISION * network)

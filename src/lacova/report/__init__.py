@@ -172,7 +172,8 @@ def _reproduce(
 ) -> Mapping[str, str]:
     """Return what is needed to reproduce the report and the model, by name."""
     training = {k: v for k, v in asdict(model.options).items() if v is not None}
-    rows = "train, validation" if model.held_out.given else "train"
+    asked = model.held_out.asked
+    rows = "train, validation" if model.held_out.given else "train" if asked is None else f"train, validation={asked!r}"
     hidden = "" if share is None else f"share={share:g}, "
     origin = "" if model._written_by is None else (
         f"lacova {model._written_by}; the versions of other packages at training are not stored in it"

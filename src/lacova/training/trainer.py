@@ -188,7 +188,7 @@ class Trainer:
     def _cache_posterior(self, epoch: int) -> None:
         """Let the prior cache all rows at the final weights, and check these once more."""
         vae, rows, options = self.vae, self.posterior_rows, self.options
-        if rows is not self.train and self.updates_prior:
+        if rows is not self.train:  # others may have conditioned them on a prior of their own
             rows.condition(vae)
         generator = torch.Generator(rows.device).manual_seed(options.seed)
         with _named_failure(epoch), torch.no_grad():

@@ -33,7 +33,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
 
     def __init__(
         self, *, model: Literal["cvae", "gp"], categorical_features: Iterable[str | int] | None,
-        covariates: Covariates, latent_dim: int, networks: str | Networks, max_epochs: int | None,
+        covariates: Covariates, latent_dim: int | None, networks: str | Networks, max_epochs: int | None,
         batch_size: int | None, learning_rate: float | None, validation_fraction: float | None, patience: int | None,
         device: str,
         random_state: int | np.random.RandomState | None,
@@ -124,7 +124,7 @@ class LacovaImputer(OneToOneFeatureMixin, TransformerMixin, _Estimator):  # type
         categorical_features: names or indices of categorical columns besides those that hold text, categories or
             booleans.
         covariates: how to treat gaps in covariates, as in `lacova.CVAE`.
-        latent_dim: dimensions of z.
+        latent_dim: dimensions of z; None for the model's own default.
         networks: as in `lacova.CVAE`.
         max_epochs: maximum number of passes over the rows; None for the default of `lacova.FitOptions`.
         batch_size: rows per training step; None for the default.
@@ -151,8 +151,8 @@ class LacovaImputer(OneToOneFeatureMixin, TransformerMixin, _Estimator):  # type
 
     def __init__(
         self, *, model: Literal["cvae", "gp"] = "cvae", covariate_columns: Iterable[str | int] | None = None,
-        categorical_features: Iterable[str | int] | None = None, covariates: Covariates = "joint", latent_dim: int = 8,
-        networks: str | Networks = "clinical", max_epochs: int | None = None, batch_size: int | None = None,
+        categorical_features: Iterable[str | int] | None = None, covariates: Covariates = "joint",
+        latent_dim: int | None = None, networks: str | Networks = "clinical", max_epochs: int | None = None, batch_size: int | None = None,
         learning_rate: float | None = None, validation_fraction: float | None = None, patience: int | None = None,
         device: str = "auto", add_indicator: bool = False, keep_empty_features: bool = False,
         random_state: int | np.random.RandomState | None = None,
@@ -255,7 +255,7 @@ class LacovaRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         categorical_features: names or indices of categorical features besides those that hold text, categories or
             booleans.
         covariates: how to treat gaps in X, as in `lacova.CVAE`.
-        latent_dim: dimensions of z.
+        latent_dim: dimensions of z; None for the model's own default.
         networks: as in `lacova.CVAE`.
         max_epochs: maximum number of passes over the rows; None for the default of `lacova.FitOptions`.
         batch_size: rows per training step; None for the default.
@@ -280,7 +280,7 @@ class LacovaRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
 
     def __init__(
         self, *, model: Literal["cvae", "gp"] = "cvae", categorical_features: Iterable[str | int] | None = None,
-        covariates: Covariates = "joint", latent_dim: int = 8, networks: str | Networks = "clinical",
+        covariates: Covariates = "joint", latent_dim: int | None = None, networks: str | Networks = "clinical",
         max_epochs: int | None = None, batch_size: int | None = None, learning_rate: float | None = None,
         validation_fraction: float | None = None, patience: int | None = None, device: str = "auto",
         random_state: int | np.random.RandomState | None = None,

@@ -32,7 +32,10 @@ def compare(
     resume: Annotated[
         Path | None, typer.Option(help="file that gains a line after each fit; the same command continues from it")
     ] = None,
-    latent_dim: Annotated[int, typer.Option(help="dimensions of z in all models")] = 8,
+    latent_dim: Annotated[
+        int | None,
+        typer.Option(help="dimensions of z in all models; the model decides if left out"),
+    ] = None,
     epochs: options.Epochs = None,
     draws: Annotated[int, typer.Option(help="draws of each held-out row")] = 100,
     settings: options.Settings = None,

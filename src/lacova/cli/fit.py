@@ -41,7 +41,7 @@ def fit(
         ),
     ] = "auto",
     prior: Annotated[str | None, typer.Option(help="formula of the GP prior, such as 'gp(day) + cat(sex)'")] = None,
-    latent_dim: Annotated[int, typer.Option(help="dimensions of z")] = 8,
+    latent_dim: Annotated[int | None, typer.Option(help="dimensions of z; the model decides if left out")] = None,
     covariates: Annotated[str | None, typer.Option(help="how to treat gaps in covariates; joint unless given")] = None,
     settings: options.Settings = None,
     epochs: options.Epochs = None,

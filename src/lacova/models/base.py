@@ -41,6 +41,7 @@ from lacova.training.distributed import SINGLE, launch
 from lacova.training.interrupt import InterruptedWarning
 from lacova.training.options import FitOptions
 
+DEFAULT_LATENT_DIM = 8
 Covariates = Literal["joint", "factorised", "paper", "mean", "knn", "iterative", "zero", "oracle"]
 
 
@@ -49,7 +50,8 @@ class Model(Inference, ABC):
 
     Args:
         schema: the roles of the columns.
-        latent_dim: L, dimensions of z.
+        latent_dim: L, dimensions of z. None: 8, but with a Gaussian-process prior one more than there are measurements
+            if these are fewer.
         networks: `Dense(...)`, `Conv(...)`, other `lacova.nn.Networks`, or a preset's name.
         scaling: of the measurements: "standard", "minmax", "none", or "normal" for normal scores, which make any
             continuous distribution normal; see docs/observation.md. Continuous covariates are standardised.
@@ -95,13 +97,13 @@ class Model(Inference, ABC):
     part_kind: ClassVar[str] = "model"
 
     def __init__(
-        self, schema: Schema, *, latent_dim: int = 8, networks: str | Networks = "clinical",
+        self, schema: Schema, *, latent_dim: int | None = None, networks: str | Networks = "clinical",
         scaling: Scaling = "standard",
         covariates: Covariates | type[CovariatePrior] | partial[CovariatePrior] = "joint",
         covariate_prior: Mapping[str, object] | None = None, noise_floor: float = NOISE_FLOOR,
         joint_posterior: bool | None = None, noise: Literal["column", "row"] = "column",
     ) -> None:  # fmt: skip
-        latent_dim = whole_number(latent_dim, "latent_dim")
+        latent_dim = self._default_latent_dim(schema) if latent_dim is None else whole_number(latent_dim, "latent_dim")
         if covariates not in get_args(Covariates):
             covariates = _registered_prior(covariates)
         if covariate_prior and covariates not in ("factorised", "paper"):
@@ -142,6 +144,10 @@ class Model(Inference, ABC):
     decoder_sees_x: bool = False
     settled: ClassVar[tuple[str, ...]] = ()  # arguments of its bases that a model decides itself
     importance: int = 1  # draws that are weighted, unless a fit says otherwise
+
+    @staticmethod
+    def _default_latent_dim(schema: Schema) -> int:
+        return DEFAULT_LATENT_DIM
 
     @property
     def latent_weight(self) -> float:

@@ -13,7 +13,7 @@ from lacova.data.schema import Schema
 from lacova.data.table_encoder import TableEncoder
 from lacova.inference.effects import Effects, effect_draws, measure, merge_effects
 from lacova.inference.ensemble import MemberDoubt, spread
-from lacova.models.base import Model
+from lacova.models.base import DEFAULT_LATENT_DIM, Model
 from lacova.models.checks import check_interval, in_memory, whole_number
 from lacova.models.inference import MEAN_DRAWS
 from lacova.models.requirements import require_covariates
@@ -148,6 +148,11 @@ class GPPriorVAE(Model):
             raise ValueError(
                 "noise='row' and patient effects cannot be combined; use patient_effects=False, or noise='column'."
             )
+
+    @staticmethod
+    def _default_latent_dim(schema: Schema) -> int:
+        """One more than measurements, if these are few: z is all that the decoder sees, and others stay idle."""
+        return min(DEFAULT_LATENT_DIM, len(schema.measurements) + 1)
 
     @property
     def _joint(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.special import expit
 
 from reproduction.inference.answers import (
     by_tables,
@@ -57,6 +58,28 @@ def judge_within(tables: Sequence[pd.DataFrame], study: Study) -> Figures:
         return least_squares(apart["y2"], apart[["x"]].to_numpy(), lost=table["id"].nunique())
 
     return pooled([fit(table) for table in tables], {"slope": 0}, 0.95)
+
+
+def missing_by_outcome_at_visits(rng: np.random.Generator, size: int) -> Study:
+    """4 visits; x1 and x2 have variance 0.5 between patients and 0.5 between visits, and correlation 0.5 in both; y =
+    (x1 + x2) / 2 + N(0, 0.5²) per patient + N(0, 1). At each visit, x2 is missing with probability 1 / (1 + exp(-1.5
+    y)), so where y is high: at random, given what is observed. The analysis is a mixed model of y on x1 and x2 with an
+    intercept per patient."""
+    root = np.linalg.cholesky(np.array([[0.5, 0.25], [0.25, 0.5]])).T
+    x = (rng.standard_normal((size, 1, 2)) + rng.standard_normal((size, 4, 2))) @ root
+    y = 0.5 * x.sum(2) + 0.5 * rng.standard_normal((size, 1)) + rng.standard_normal((size, 4))
+    table = long(y=y, x1=x[:, :, 0], x2=x[:, :, 1])
+    gappy = table.assign(x2=table["x2"].mask(rng.random(len(table)) < expit(1.5 * table["y"])))
+    kinds = {"day": "continuous", "x1": "continuous", "x2": "continuous"}
+    return Study(table, gappy, {"measurements": ["y"], "covariates": kinds, **PER_VISIT})
+
+
+def judge_mixed(tables: Sequence[pd.DataFrame], study: Study) -> Figures:
+    def fit(table: pd.DataFrame) -> Any:
+        x, ones = design(table["x1"], table["x2"]), np.ones((len(table), 1))
+        return mixed_model(table["y"], x, table["id"], ones, dof=table["id"].nunique() - 3)
+
+    return pooled([fit(table) for table in tables], {"slope of x1": 1, "slope of x2": 2}, 0.95)
 
 
 def lasting_covariate(rng: np.random.Generator, size: int) -> Study:
@@ -136,6 +159,15 @@ WORLDS = [
         {name: by_tables(judge_within, source) for name, source in {
             "complete data": complete_data, "complete cases": complete_cases,
             "multilevel imputation": by_multilevel("y1", "x", "y2"), **GP,
+        }.items()},
+    ),
+    World(
+        "missing-by-outcome-at-visits", "E", "A covariate missing at visits where the outcome is high",
+        missing_by_outcome_at_visits, "patients", (80,),
+        {f"slope of {x}": Aim(0.5, about(0.5, 0.02), NOMINAL) for x in ("x1", "x2")},
+        {name: by_tables(judge_mixed, source) for name, source in {
+            "complete data": complete_data, "complete cases": complete_cases,
+            "multilevel imputation": by_multilevel("y", "x1", "x2"), **GP,
         }.items()},
     ),
     World(

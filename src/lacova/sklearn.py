@@ -154,8 +154,8 @@ class LacovaImputer(OneToOneFeatureMixin, TransformerMixin, _Estimator):  # type
         categorical_features: Iterable[str | int] | None = None, covariates: Covariates = "joint",
         latent_dim: int | None = None, networks: str | Networks = "clinical", max_epochs: int | None = None,
         batch_size: int | None = None, learning_rate: float | None = None, validation_fraction: float | None = None,
-        patience: int | None = None, device: str = "auto", add_indicator: bool = False, keep_empty_features: bool = False,
-        random_state: int | np.random.RandomState | None = None,
+        patience: int | None = None, device: str = "auto", add_indicator: bool = False,
+        keep_empty_features: bool = False, random_state: int | np.random.RandomState | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
             model=model, categorical_features=categorical_features, covariates=covariates, latent_dim=latent_dim,

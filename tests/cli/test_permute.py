@@ -8,7 +8,8 @@ from tests.cli.cases import refused, shell
 
 def test_arms_are_permuted(home, tmp_path, capsys):
     words = ("permute", home / "run", home / "data.csv", "--covariate", "sex", "--permutations", 19, "--epochs", 1)
-    words = (*words, "--draws", 20, "--device", "cpu", "--quiet", "--resume", tmp_path / "done.jsonl")
+    words = (*words, "--draws", 20, "--set", "start=random", "--device", "cpu", "--quiet")
+    words = (*words, "--resume", tmp_path / "done.jsonl")
     data = read_table(home / "data.csv")
     known = data[data.groupby("id")["sex"].transform("count") > 0]
     known.to_csv(tmp_path / "known.csv", index=False)

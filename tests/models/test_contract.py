@@ -105,14 +105,21 @@ def case(request):
     return CASES[request.param]
 
 
-def fit(case, data=None, seed=0):
-    options = {"max_epochs": 2, "batch_size": 5, "device": "cpu", **case.options}
+def fit(case, data=None, seed=0, **checkpoint):
+    options = {"max_epochs": 2, "batch_size": 5, "device": "cpu", **case.options, **checkpoint}
     return case.make(case.schema).fit(visits() if data is None else data, seed=seed, **options)
 
 
 @pytest.fixture(scope="module")
 def model(case):
     return fit(case)
+
+
+@pytest.fixture(scope="module")
+def kept(case, tmp_path_factory):
+    """The same model once more, and the checkpoint that its training left."""
+    path = tmp_path_factory.mktemp("kept") / "checkpoint"
+    return fit(case, checkpoint=path, checkpoint_keep=True), path
 
 
 def answers(model):
@@ -166,9 +173,9 @@ def test_probabilities_of_levels_sum_to_one(model, case):
         np.testing.assert_allclose(own.sum(axis=1), 1.0, atol=1e-4)
 
 
-def test_a_seed_gives_the_same_model_and_another_a_different_one(model, case):
+def test_a_seed_gives_the_same_model_and_another_a_different_one(model, kept, case):
     weights = model.vae.state_dict()
-    again, other = fit(case).vae.state_dict(), fit(case, seed=1).vae.state_dict()
+    again, other = kept[0].vae.state_dict(), fit(case, seed=1).vae.state_dict()
     assert all(torch.equal(value, again[name]) for name, value in weights.items())
     assert any(not torch.equal(value, other[name]) for name, value in weights.items())
 
@@ -198,12 +205,10 @@ def test_parquet_gives_the_model_of_the_table_and_its_answers(model, case, tmp_p
     assert model.score(path, draws=20) == model.score(visits(), draws=20)
 
 
-def test_training_continues_from_a_checkpoint(model, case, tmp_path):
-    options = {"max_epochs": 2, "batch_size": 5, "device": "cpu", "checkpoint": tmp_path / "kept", **case.options}
-    kept = case.make(case.schema).fit(visits(), checkpoint_keep=True, **options)
-    again = case.make(case.schema).fit(visits(), checkpoint_keep=True, **options)
+def test_training_continues_from_a_checkpoint(model, kept, case):
+    again = fit(case, checkpoint=kept[1], checkpoint_keep=True)
     for name, value in model.vae.state_dict().items():
-        assert torch.equal(kept.vae.state_dict()[name], value)
+        assert torch.equal(kept[0].vae.state_dict()[name], value)
         assert torch.equal(again.vae.state_dict()[name], value)
 
 
@@ -223,7 +228,7 @@ def test_every_conditional_model_has_every_treatment_of_gaps_in_covariates(name,
     cls, settings = CONDITIONAL[name]
     schema, data = visits_of(NUMBERS), visits()
     model = cls(schema, latent_dim=1, covariates=treatment, **settings)
-    options = {"max_epochs": 1, "batch_size": 12, "device": "cpu"}
+    options = {"max_epochs": 1, "batch_size": 12, "start": "random", "device": "cpu"}
     if treatment == "oracle":
         with pytest.raises(lacova.DataError, match="oracle"):
             model.fit(data, **options)

@@ -320,7 +320,7 @@ def test_coefficients_of_measurements_that_share_factors(kind, complete):
     if complete:
         rows = replace(rows, y_mask=torch.ones_like(rows.y_mask))
         fixed.log_scale.data.fill_(4.0)
-    for _ in range(1000):
+    for _ in range(300):
         fixed.zero_grad()
         part, parts = fixed.at(rows.x, rows), random_effects.factorise(rows, NOISE)
         (random_effects.gain(torch.zeros(8, 2).double(), rows, NOISE, part, parts).sum() - fixed.kl()).backward()

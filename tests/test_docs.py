@@ -72,7 +72,7 @@ def short_fits(monkeypatch):
 @pytest.mark.parametrize("code", SNIPPETS)
 def test_snippet(code, tmp_path, monkeypatch, short_fits):
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "snippet", "exec"), {})
+    exec(compile(quick(code), "snippet", "exec"), {})
 
 
 def quick(code: str) -> str:

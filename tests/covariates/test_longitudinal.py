@@ -11,7 +11,7 @@ from lacova.covariates.longitudinal import LongitudinalPrior
 from lacova.covariates.mixture import Mixture
 from lacova.covariates.paths import correlated, log_steps, memory
 from lacova.covariates.prior import FactorisedPrior, JointPrior
-from lacova.covariates.processes import Sides, bridge_normal, fit_rate
+from lacova.covariates.processes import Sides, fit_number, fit_rate
 from lacova.covariates.visits import Visits, clock_of
 from lacova.data.batches import Batches
 from lacova.data.covariate_space import CovariateSpace
@@ -133,20 +133,6 @@ def test_bridge_of_levels_equals_the_markov_chain(stationary):
     assert_close(none[0], pi, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("gaps", [(0.4, 1.1), (0.05, 6.0), (0.9, math.inf), (math.inf, 0.3), (math.inf, math.inf)])
-def test_bridge_of_numbers_equals_the_dense_conditional(gaps):
-    rate, scale = 0.8, 2.5
-    values = torch.tensor([[1.3, -0.4]], dtype=torch.float64)
-    memory = torch.tensor([[math.exp(-rate * g) for g in gaps]], dtype=torch.float64)
-    near = [i for i, g in enumerate(gaps) if math.isfinite(g)]
-    when = torch.tensor([0.0, *((-gaps[0], gaps[1])[i] for i in near)], dtype=torch.float64)
-    covariance = scale * torch.exp(-rate * (when[:, None] - when).abs())
-    gain = covariance[0, 1:] @ torch.linalg.inv(covariance[1:, 1:]) if near else torch.zeros(0).double()
-    mean, var = bridge_normal(values.T, memory.T, torch.tensor([scale], dtype=torch.float64))
-    assert_close(mean[0], gain @ values[0, near], rtol=1e-8, atol=1e-12)
-    assert_close(var[0], covariance[0, 0] - gain @ covariance[1:, 0], rtol=1e-8, atol=0)
-
-
 def simulate(stationary, rate, patients=400, visits=12, seed=0, missing=0.2):
     """Time and one column with memory: levels with probabilities `stationary`, or a standard OU process if None."""
     g = generator(seed)
@@ -175,7 +161,12 @@ def simulate(stationary, rate, patients=400, visits=12, seed=0, missing=0.2):
 def test_rates_are_recovered(stationary, rate):
     space, t, _ = simulate(stationary, rate, patients=1_500)
     marginal = FactorisedPrior.learn(space, t)
-    assert float(fit_rate(space, marginal, t, clock_of(t, 0), 1)) == pytest.approx(rate, rel=0.15)
+    if stationary is None:
+        fitted, lasting = fit_number(marginal, t, clock_of(t, 0), 1)
+        assert float(fitted) == pytest.approx(rate, rel=0.4)  # the grid has steps of 1.6
+        assert float(lasting) >= 0.9
+    else:
+        assert float(fit_rate(marginal, t, clock_of(t, 0), 1)) == pytest.approx(rate, rel=0.15)
 
 
 RISING = torch.tensor([[-0.5, 0.45, 0.05], [0.02, -0.62, 0.6], [0.01, 0.04, -0.05]], dtype=torch.float64)
@@ -327,7 +318,7 @@ def test_both_sources_are_multiplied_and_the_marginal_divided_out():
     t = ragged(seed=3)
     prior = prior_with_rates(SPACE, [math.inf, 0.7, 1.3, math.inf, math.inf])
     p, across = prior.condition(t).distribution, JointPrior(prior.across.mixture).condition(t).distribution
-    clock, marginal = clock_of(t, 0), prior.marginal
+    clock, marginal, compared = clock_of(t, 0), prior.marginal, 0
     for q, rate in ((1, 0.7), (2, 1.3)):
         sides = neighbours_of(t, clock, q)
         values, gaps = (torch.stack(v, 1) for v in zip(*sides, strict=True))
@@ -340,18 +331,26 @@ def test_both_sources_are_multiplied_and_the_marginal_divided_out():
                 expected = across.log_prob[i, 2].exp() * along / pi
                 assert_close(p.log_prob[i, 2].exp(), expected / expected.sum(), rtol=1e-8, atol=1e-12)
             else:
+                own = clock[(t.patient == t.patient[i]) & ~clock.isnan()]
+                if len(own.unique()) < len(own):
+                    continue  # tied times
+                compared += 1
                 centre, scale = marginal.mean[1], marginal.var[1]
-                memory = torch.exp(-rate * gaps[i : i + 1])
-                mean, var = bridge_normal(values[i : i + 1].T - centre, memory.T, scale[None])
+                near = [(s * d, v) for s, d, v in zip((-1, 1), gaps[i], values[i], strict=True) if not d.isinf()]
+                when = torch.tensor([0.0, *(d for d, _ in near)], dtype=torch.float64)
+                value = torch.tensor([v for _, v in near], dtype=torch.float64)
+                k = scale * torch.exp(-rate * (when[:, None] - when).abs())
+                gain = k[0, 1:] @ torch.linalg.inv(k[1:, 1:])
                 parts = [
                     (across.mean[i, 1], across.var[i, 1], 1.0),
-                    (centre + mean[0], var[0], 1.0),
+                    (centre + gain @ (value - centre), k[0, 0] - gain @ k[1:, 0], 1.0),
                     (centre, scale, -1.0),
                 ]
                 precision = sum(sign / v for _, v, sign in parts)
                 assert_close(p.var[i, 1], 1.0 / precision, rtol=1e-8, atol=0)
                 expected = sum(sign * m / v for m, v, sign in parts) / precision
                 assert_close(p.mean[i, 1], expected, rtol=1e-8, atol=1e-10)
+    assert compared > 1
 
 
 def test_a_sticky_indicator_is_imputed_far_better_than_by_its_mode():
@@ -413,8 +412,12 @@ def test_a_number_without_neighbours_keeps_the_wide_distribution_of_the_mixture(
 
 
 @pytest.mark.parametrize("time", [0, None])
-def test_the_numbers_of_a_run_are_those_of_the_process_given_what_is_observed(time):
-    """With independent columns, against the dense normal of a patient's visits. Rows are in random order."""
+@pytest.mark.parametrize("lasting", [1.0, 0.6])
+def test_the_numbers_of_a_run_are_those_of_the_process_given_what_is_observed(time, lasting):
+    """With independent columns, against the dense normal of a patient's visits. Rows are in random order.
+
+    With noise, a path is no Markov chain: it has the variances, and the correlations of neighbours.
+    """
     visits, pairs = (6, 1, 9, 5, 8), 0
     t = ragged(seed=4, visits=visits, missing=0.6)
     marginal = prior_with_rates(SPACE, [math.inf] * 5).marginal
@@ -424,7 +427,8 @@ def test_the_numbers_of_a_run_are_those_of_the_process_given_what_is_observed(ti
         marginal.log_prob[SPACE.categorical][None],
     )  # fmt: skip
     rates = torch.tensor([math.inf, 0.7, 1.3, math.inf, math.inf], dtype=torch.float64)
-    prior = LongitudinalPrior(mixture, marginal, rates, time)
+    shares = torch.tensor([1.0, lasting, 1.0, 1.0, 1.0], dtype=torch.float64)
+    prior = LongitudinalPrior(mixture, marginal, rates, time, lasting=shares)
     batches = Batches(replace(t, conditional_prior=prior.condition(t)))
     rows, batch = next(batches.in_order())
     p = batch.conditional_prior.distribution
@@ -440,13 +444,21 @@ def test_the_numbers_of_a_run_are_those_of_the_process_given_what_is_observed(ti
         at = clock[torch.cat([gap, seen])]
         if len(at.unique()) < len(at):
             at = at + 1e-7 * torch.arange(len(at))  # visits at the same time: nearly so
-        k = marginal.var[1] * torch.exp(-0.7 * (at[:, None] - at).abs())
-        n = len(gap)
+        k = lasting * torch.exp(-0.7 * (at[:, None] - at).abs()) + (1.0 - lasting) * torch.eye(len(at)).double()
+        k, n = marginal.var[1] * k, len(gap)
         expected = k[:n, :n] - k[:n, n:] @ torch.linalg.solve(k[n:, n:], k[n:, :n]) if len(seen) else k
         # Where visits are at the same time, their order is arbitrary and the least distance is 1e-6.
         tied = len(clock[gap].unique()) < n or bool(torch.isin(clock[gap], clock[seen]).any())
         if not tied:
-            assert_close(root[gap] @ root[gap].T, expected, rtol=1e-5, atol=1e-8)
+            drawn, order = root[gap] @ root[gap].T, clock[gap].argsort()
+            if lasting < 1.0:  # of the process, what a chain keeps
+                near = torch.eye(n) + torch.eye(n).roll(1, 0).tril(-1) + torch.eye(n).roll(-1, 0).triu(1)
+                linked_here = [(p.paths.before[gap[order], 1] != 0).tolist()]
+                for a, b in zip(range(n - 1), range(1, n), strict=True):
+                    if not linked_here[0][b]:
+                        near[a, b] = near[b, a] = 0.0
+                drawn, expected = (part[order][:, order] * near for part in (drawn, expected))
+            assert_close(drawn, expected, rtol=1e-5, atol=1e-8)
             pairs += int((p.paths.before[gap, 1] != 0).sum())
     assert pairs > 3
 

@@ -56,6 +56,7 @@ def networks(name, *configuration):
         (["sizes", "inducing"], -1, "sizes is not a whole number"),
         (["sizes", "covariate prior", "mixture"], True, "sizes is not a whole number"),
         (["sizes", "covariate prior", "mixture"], 3, r"its tensor vae\.covariate_prior\.\S+ has the shape"),
+        (["regressed visits"], 1, "whether its covariates have a regression on visits cannot be read"),
         (["levels"], {"map": []}, "its levels are not those of the categorical columns"),
         (["levels", "map", 0, 1], ["f", "f"], "its levels are not all different"),
         (["levels", "map", 0, 1], ["f"], "has the shape"),

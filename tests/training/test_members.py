@@ -12,6 +12,7 @@ from lacova.training.members import (
     MEMBER_SHARE,
     RATE_OF_PATIENTS,
     RATE_OF_ROWS,
+    draw_units,
     member_options,
     resample,
     train_member,
@@ -32,7 +33,7 @@ def encoded(schema):
 
 def test_patients_are_drawn_whole_and_each_time_anew():
     table = encoded(VISITS)
-    drawn = resample(table, seed=3)
+    drawn = resample(table, draw_units(table, seed=3))
     assert len(drawn.labels) == len(table.labels)
     assert drawn.conditional_prior is None
     originals = {tuple(table.y[table.patient == p].flatten().tolist()): p for p in range(len(table.labels))}
@@ -45,11 +46,11 @@ def test_patients_are_drawn_whole_and_each_time_anew():
 
 def test_rows_are_drawn_with_replacement():
     table = encoded(ROWS)
-    drawn = resample(table, seed=0)
+    drawn = resample(table, draw_units(table, seed=0))
     rows = {tuple(row) for row in table.x.tolist()}
     assert len(drawn) == len(table)
     assert {tuple(row) for row in drawn.x.tolist()} < rows
-    assert not torch.equal(resample(table, seed=1).x, drawn.x)
+    assert not torch.equal(resample(table, draw_units(table, seed=1)).x, drawn.x)
 
 
 @pytest.mark.parametrize(("by_row", "share"), [(True, RATE_OF_ROWS), (False, RATE_OF_PATIENTS)])
@@ -124,7 +125,7 @@ def test_a_member_has_the_posterior_of_its_own_prior_whatever_others_came_before
 
     def with_gap(number):
         seed = member_options(model.options, loader(), number).seed
-        return not resample(encoded, seed).x_mask.all()
+        return not resample(encoded, draw_units(encoded, seed)).x_mask.all()
 
     def loader():
         rows = TableLoader(encoded, torch.full((2,), 0.2), model.options, torch.device("cpu"))

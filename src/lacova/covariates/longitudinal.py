@@ -1,16 +1,17 @@
 """Covariate prior for repeated visits: columns with memory along time.
 
-Each time-varying column is a Markov process in continuous time. A categorical column jumps between levels, with a rate
-for each pair of levels (a disease stage rises more often than it falls). A continuous column is an Ornstein–Uhlenbeck
-(OU) process. By the Markov property, the distribution of a gap given the rest of its column depends only on the nearest
-observed visits before and after.
+Each time-varying column is a process in continuous time. A categorical column jumps between levels, with a rate for
+each pair of levels (a disease stage rises more often than it falls). By the Markov property, the distribution of a gap
+given the rest of its column depends only on the nearest observed visits before and after. A continuous column is an
+Ornstein–Uhlenbeck (OU) process, of which a share of the variance lasts, and noise at each visit: a gap depends on all
+visits of the patient (covariates/smoothing.py).
 
 The prior of a gap combines this with the mixture across the columns of the same visit. The two conditionals are
 multiplied, and the column's marginal, which both contain, is divided out.
 
 This gives each gap by itself. A run of gaps, visits that follow each other without an observed value between them, is a
-path (covariates/paths.py): numbers keep the precision between neighbours that they have in the process, and categories
-stay at their level as probably.
+path (covariates/paths.py): numbers keep the correlation with their neighbours that they have in the process, given what
+is observed, and categories stay at their level as probably.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from lacova.covariates.processes import (
     MAX_LEVELS,
     MIN_PROBABILITY,
     Sides,
-    bridge_normal,
-    coupling_of,
+    fit_number,
     fit_rate,
     fit_rate_matrix,
     single_rate_matrices,
 )
+from lacova.covariates.smoothing import smooth
 from lacova.covariates.visits import Visits, clock_of
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import ConditionalPrior, FactorisedDistribution, Paths
@@ -49,6 +50,8 @@ class LongitudinalPrior(CovariatePrior):
         time: index of the time column in X, or None to take the number of the visit as its time.
         generators: rate matrix G between the levels of each categorical column (Q×levels×levels), zero elsewhere; None
             for jumps at the column's single rate to a level drawn from the marginal.
+        lasting: share of the variance of each continuous column that the process has (Q,), the rest being noise; None
+            for all of it.
         paths: whether the gaps of a run depend on each other. Without paths, the gaps of a patient are independent
             given what is observed, which closed-form expectations over them need.
     """
@@ -56,11 +59,12 @@ class LongitudinalPrior(CovariatePrior):
     on_host = True
     posterior_start = "conditional"
     rates: Tensor
+    lasting: Tensor
     generators: Tensor
 
     def __init__(
         self, mixture: Mixture, marginal: FactorisedPrior, rates: Tensor, time: int | None,
-        generators: Tensor | None = None, paths: bool = True,
+        generators: Tensor | None = None, lasting: Tensor | None = None, paths: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
         columns = enumerate(mixture.space.static)
@@ -70,6 +74,7 @@ class LongitudinalPrior(CovariatePrior):
         self.marginal = marginal
         self.time = time
         self.register_buffer("rates", rates)
+        self.register_buffer("lasting", torch.ones_like(rates) if lasting is None else lasting)
         self.register_buffer("generators", single_rate_matrices(marginal, rates) if generators is None else generators)
 
     @classmethod
@@ -81,16 +86,19 @@ class LongitudinalPrior(CovariatePrior):
         marginal = FactorisedPrior.learn(space, table)
         mixture = JointPrior.learn(space, table, seed, components).mixture
         rates = torch.full((len(space.names),), torch.inf, dtype=torch.float64)
-        clock = clock_of(table, time)
+        lasting, clock = torch.ones_like(rates), clock_of(table, time)
         for q in range(len(space.names)):
             if q != time and not space.static[q]:
-                rates[q] = fit_rate(space, marginal, table, clock, q)
+                if space.levels[q]:
+                    rates[q] = fit_rate(marginal, table, clock, q)
+                else:
+                    rates[q], lasting[q] = fit_number(marginal, table, clock, q)
         generators = single_rate_matrices(marginal, rates)
         for q in space.categorical:
             if torch.isfinite(rates[q]) and 1 < space.levels[q] <= MAX_LEVELS:
                 single_rate = generators[q, : space.levels[q], : space.levels[q]]
                 single_rate.copy_(fit_rate_matrix(single_rate, table, clock, q))
-        return cls(mixture, marginal, rates, time, generators, paths)
+        return cls(mixture, marginal, rates, time, generators, lasting, paths)
 
     @classmethod
     def from_table(
@@ -105,13 +113,13 @@ class LongitudinalPrior(CovariatePrior):
         rates = torch.zeros(len(space.names), dtype=torch.float64)
         generators = rates.new_zeros(len(rates), space.max_levels, space.max_levels)
         mixture = Mixture.blank(space, sizes["mixture"])
-        return cls(mixture, FactorisedPrior.blank(space), rates, time, generators, paths)
+        return cls(mixture, FactorisedPrior.blank(space), rates, time, generators, paths=paths)
 
     def sizes(self) -> dict[str, int]:
         return self.across.sizes()
 
     def update(self, completed: Table) -> None:
-        """Update marginals and mixture; the rates stay as they were fitted."""
+        """Update marginals and mixture; rates and lasting shares stay as they were fitted."""
         self.marginal.update(completed)
         self.across.update(completed)
 
@@ -143,14 +151,19 @@ class LongitudinalPrior(CovariatePrior):
                     coupling[:, q] = sides.share_kept(run)
             else:
                 centre, scale = marginal.mean[:, q], marginal.var[:, q]
-                along_mean, along_var = bridge_normal(value - centre, torch.exp(-self.rates[q] * distance), scale)
+                standardised = (visits.x[:, own] - centre) / scale.sqrt()
+                along = smooth(
+                    visits.order, visits.patient, clock, standardised, visits.x_mask[:, own], self.rates[q],
+                    self.lasting[q],
+                )  # fmt: skip
+                along_mean, along_var = along.mean * scale.sqrt(), along.var * scale
                 precision = 1.0 / across.var[:, q] + 1.0 / along_var - 1.0 / scale  # positive: along_var ≤ scale
                 shift = (across.mean[:, q] - centre) / across.var[:, q] + along_mean / along_var
                 mean[:, q], var[:, q] = centre + shift / precision, 1.0 / precision
                 if self.paths:
-                    coupling[:, q] = torch.where(
-                        run.before != 0, coupling_of(self.rates[q] * run.distance) / scale, 0.0
-                    )
+                    strength = along.correlation / (1.0 - along.correlation.square())
+                    both = (along_var * along_var.gather(0, run.row)).sqrt()
+                    coupling[:, q] = torch.where(run.before != 0, strength / both, 0.0)
         paths = self._paths(before_gap, after_gap, coupling) if self.paths else None
         distribution = FactorisedDistribution(mean, var, log_prob, paths).to(table.x.dtype).to(device)
         return ConditionalPrior(distribution, table.x.new_zeros(len(table)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from lacova.covariates.paths import spread
 from lacova.covariates.prior import FactorisedPrior, conditional_prior
 from lacova.covariates.static_regression import StaticRegression
+from lacova.covariates.visit_regression import VisitRegression
 from lacova.data.batches import Batch
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import FactorisedDistribution
@@ -55,6 +57,7 @@ class AmortisedPosterior(nn.Module):
         self.sees_y = y_width > 0
         self.continuous_start = continuous_start
         self.static_regression = static_regression
+        self.visit_regression: VisitRegression | None = None
         columns = len(space.names)
         prior_features = 2 * len(space.continuous) + sum(space.levels)
         inputs = space.width + columns + prior_features
@@ -72,6 +75,25 @@ class AmortisedPosterior(nn.Module):
             for parameter in () if layer is None else layer.parameters():
                 nn.init.uniform_(parameter, -bound, bound)
         self.networks = nn.ModuleList(mlp([*hidden, width]) for width in outputs)
+
+    @torch.no_grad()
+    def start_from_regression(self, regression: VisitRegression) -> None:
+        """Start q of the columns that vary between visits from a fitted regression, corrected by nothing."""
+        self.visit_regression = regression
+        for network in self.networks:
+            *_, last = network.children()
+            for parameter in last.parameters():
+                parameter.zero_()
+
+    def end_of_training(self) -> None:
+        """Forget the training rows."""
+        if self.visit_regression is not None:
+            self.visit_regression.examples = None
+
+    @property
+    def regressed(self) -> Tensor | None:
+        """Which columns start from a regression on visits (Q,); None if none does."""
+        return None if self.visit_regression is None else self.visit_regression.chosen
 
     def embed_y(self, batch: Batch) -> Tensor | None:
         """Compute the first layer's response to y_o (N×width), for reuse between calls; None if y is not an input."""
@@ -92,16 +114,17 @@ class AmortisedPosterior(nn.Module):
         outputs = [network(part) for network, part in zip(self.networks, parts, strict=True)]
         shift, logits = (self._pool_static(out, batch) for out in self._by_column(outputs))
         to_mean, to_log_var = shift.unbind(-1)
+        start = prior if self.visit_regression is None else self.visit_regression(prior, batch)
         if self.continuous_start == "conditional":
-            start_mean, start_log_var = prior.mean, prior.var.log()
+            start_mean, start_log_var = start.mean, start.var.log()
         else:
             start_mean, start_log_var = self.base_mean, self.base_log_var
         mean = start_mean + to_mean
         # 8·tanh(·/8) is the identity near 0 and keeps variances within e^±8 of their starting values.
         var = (start_log_var + 8.0 * torch.tanh(to_log_var / 8.0)).exp()
-        distribution = FactorisedDistribution(mean, var, torch.log_softmax(prior.log_prob + logits, dim=-1))
+        distribution = FactorisedDistribution(mean, var, torch.log_softmax(start.log_prob + logits, dim=-1))
         if self.sees_y:
-            distribution = spread(distribution, prior, batch, self.space)
+            distribution = spread(distribution, replace(start, paths=prior.paths), batch, self.space)
         if self.static_regression is None:
             return distribution
         regression: FactorisedDistribution = self.static_regression(prior, batch)

@@ -1,6 +1,7 @@
-"""Processes along visits: their bridges between observed visits, and rates fitted to neighbouring ones.
+"""Processes along visits: bridges of levels between observed visits, and rates fitted to what is observed.
 
-A category jumps between levels in continuous time with rate matrix G; a number is an Ornstein–Uhlenbeck (OU) process.
+A category jumps between levels in continuous time with rate matrix G. A number is an Ornstein–Uhlenbeck (OU) process
+with noise (`smoothing.py`).
 """
 
 from __future__ import annotations
@@ -11,25 +12,19 @@ import torch
 from torch import Tensor
 
 from lacova.covariates.prior import FactorisedPrior
+from lacova.covariates.smoothing import Courses, log_likelihood
 from lacova.covariates.visits import Runs, Visits
-from lacova.data.covariate_space import CovariateSpace
 from lacova.data.table import Table
 
+NUMBER_RATES = torch.logspace(-3, 2, 26, dtype=torch.float64)  # of numbers, per mean gap between visits
+LASTING = torch.linspace(0.1, 1.0, 10, dtype=torch.float64)  # share of the variance that lasts
+MAX_PATIENTS = 500  # patients that these are fitted to
 RATE_GRID = torch.logspace(-4, 4, 161, dtype=torch.float64)  # rates per mean gap between visits
 MAX_PAIRS = 5_000  # pairs of neighbouring visits that rates between levels are fitted to
 MAX_LEVELS = 12  # columns with more levels keep a single rate
 LOG_RATE_PRECISION = 1.0  # precision of the normal prior of a log rate, centred at the single-rate model
 MIN_PROBABILITY = 1e-12  # keeps transition probabilities away from zero
 MIN_LOSS = 1e-6  # least 1 − correlation of two visits, such as those at the same time
-
-
-def coupling_of(decay: Tensor) -> Tensor:
-    """Compute c/(1 − c²), c = exp(−decay): minus the precision between two visits of an OU process of variance 1.
-
-    It is the same whatever else is observed, before or after them.
-    """
-    decay = decay.clamp_min(MIN_LOSS)
-    return torch.exp(-decay) / -torch.expm1(-2.0 * decay)
 
 
 class Sides(NamedTuple):
@@ -100,20 +95,6 @@ def transition(rate_matrix: Tensor, gap: Tensor) -> Tensor:
     return step / step.sum(-1, keepdim=True)
 
 
-def bridge_normal(values: Tensor, correlation: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute mean and variance (N×C) of OU processes given their values before and after (2×N×C).
-
-    Values and mean are relative to the stationary mean; `scale` is the stationary variance, and `correlation` (2×N×C)
-    that of the row with its two neighbours.
-    """
-    a, b = correlation.clamp_max(1.0 - MIN_LOSS)
-    # Regression on the two neighbours, which have correlation a·b with each other.
-    denominator = 1.0 - (a * b) ** 2
-    first, second = a * (1.0 - b**2) / denominator, b * (1.0 - a**2) / denominator
-    mean = first * values[0] + second * values[1]
-    return mean, (scale * (1.0 - a * first - b * second)).clamp_min(1e-9)
-
-
 def single_rate_matrices(marginal: FactorisedPrior, rates: Tensor) -> Tensor:
     """Return G = rate (1 πᵀ − I) of each categorical column with memory: jumps at one rate to a level drawn from π."""
     space = marginal.space
@@ -132,8 +113,8 @@ def _before(table: Table, clock: Tensor, q: int) -> tuple[Tensor, Tensor]:
     return neighbours.value[0, :, 0], neighbours.distance[0, :, 0]
 
 
-def fit_rate(space: CovariateSpace, marginal: FactorisedPrior, table: Table, clock: Tensor, q: int) -> Tensor:
-    """Return the rate of the grid that makes pairs of neighbouring visits most likely; inf if there are no pairs."""
+def fit_rate(marginal: FactorisedPrior, table: Table, clock: Tensor, q: int) -> Tensor:
+    """Return the rate of a category that makes pairs of neighbouring visits most likely; inf if there are no pairs."""
     value, distance = _before(table, clock, q)
     pair = torch.isfinite(distance) & table.x_mask[:, q].cpu()
     if not pair.any():
@@ -141,14 +122,27 @@ def fit_rate(space: CovariateSpace, marginal: FactorisedPrior, table: Table, clo
     before, now, gap = value[pair], table.x[:, q].cpu().double()[pair], distance[pair].clamp_min(1e-6)
     rates = RATE_GRID / gap.mean()
     rho = torch.exp(-rates[:, None] * gap)
-    if space.levels[q]:
-        stationary = marginal.log_prob[q].double().exp()[now.long()]
-        log_prob = (rho * (before == now) + (1.0 - rho) * stationary).clamp_min(MIN_PROBABILITY).log()
-    else:
-        centre, scale = marginal.mean[q].double(), marginal.var[q].double()
-        var = (scale * (1.0 - rho**2)).clamp_min(1e-9)
-        log_prob = -0.5 * ((now - centre - rho * (before - centre)) ** 2 / var + var.log())
-    return rates[log_prob.sum(1).argmax()]
+    stationary = marginal.log_prob[q].double().exp()[now.long()]
+    likelihood = (rho * (before == now) + (1.0 - rho) * stationary).clamp_min(MIN_PROBABILITY)
+    return rates[likelihood.log().sum(1).argmax()]
+
+
+def fit_number(marginal: FactorisedPrior, table: Table, clock: Tensor, q: int) -> tuple[Tensor, Tensor]:
+    """Return the rate of a number and the share of its variance that lasts, which make its courses most likely.
+
+    They are those of a grid, for at most MAX_PATIENTS patients; inf and 1 if no patient has two values.
+    """
+    visits = Visits.of(table, clock, torch.tensor([q]))
+    observed = visits.order[visits.x_mask[visits.order, 0] & (visits.patient[visits.order] < MAX_PATIENTS)]
+    courses = Courses.of(observed, visits.patient, clock)
+    if len(courses.rows) < 2:
+        return torch.tensor(torch.inf), torch.tensor(1.0)
+    second = courses.gap[torch.cat(courses.rows[1:])]
+    rates = NUMBER_RATES / second.clamp_min(1e-6).mean()
+    rate, lasting = (part.reshape(-1, 1) for part in torch.meshgrid(rates, LASTING, indexing="ij"))
+    x = (visits.x - marginal.mean[q].double()) / marginal.var[q].double().sqrt()
+    best = log_likelihood(courses, x, visits.x_mask, rate, lasting)[:, 0].argmax()
+    return rate[best, 0], lasting[best, 0]
 
 
 def fit_rate_matrix(single_rate: Tensor, table: Table, clock: Tensor, q: int) -> Tensor:

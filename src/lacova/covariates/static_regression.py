@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from scipy.special import log_softmax, softmax
-from torch import Tensor, nn
+from torch import Tensor
 
 from lacova.covariates.prior import CovariatePrior
+from lacova.covariates.regression import Coefficients, ShrunkRegression, principal_directions
 from lacova.data.batches import Batch, Batches
 from lacova.data.covariate_space import CovariateSpace
-from lacova.data.distributions import FactorisedDistribution
 from lacova.data.measurement_space import MeasurementSpace
 from lacova.data.scaling import Floats
 from lacova.data.table import Table
@@ -26,9 +26,8 @@ from lacova.data.table import Table
 PRIOR_VISITS = 0.5  # pseudo-visits at the mean, which shrink the average of a patient with few visits
 MIN_PATIENTS = 20  # patients with an observed value, for a column to have a regression
 MAX_PATIENTS = 2000  # patients that are used
-MAX_DIRECTIONS = 200  # principal directions of the averages
-MAX_DEVIATION = 3.0  # standard deviations at which a value is clipped
 COVARIATE_WEIGHT = 0.3  # scale of other covariates relative to measurements: the prior may already use them
+MAX_DIRECTIONS = 200  # principal directions of the averages
 FOLDS = 5
 PATIENCE = 2  # shrinkages in a row without a gain before the search stops
 # Grids: precision J relative to the prior's, and shrinkage relative to the square of the averages.
@@ -38,23 +37,14 @@ TINY = 1e-6  # lower bound on divisors
 MIN_LOG_PROB = -30.0  # lower bound on a log probability of the prior
 
 
-class StaticRegression(nn.Module):
-    """q(x | y_o, x_o) of a visit-constant covariate x: the conditional prior times the likelihood of a regression.
+class StaticRegression(ShrunkRegression):
+    """q(x | y_o, x_o) of visit-constant covariates, from shrunk averages of the patient: h = Σ_i v_i/(n + ½) over the n
+    visits at which the value v is observed. A patient without measurements keeps the prior.
 
-        continuous:   q(x) ∝ p(x | x_o) · exp(x·(aᵀh + ωb) − ½ωJx²)
-        categorical:  q(x) ∝ p(x | x_o) · exp(a_xᵀh + ωb_x)
-
-    h holds shrunk averages of the patient, Σ_i y_i/(n + ½) over the n visits at which the feature is observed. Features
-    are the measurements (one per level where categorical) and the other covariates at visits with measurements, each
-    centred, in standard deviations and clipped at ±3. The time is left out: when and for how long a patient is seen is
-    not a trait of the patient.
-
-    a is shrunk, and more so for covariates than for measurements. Continuous columns use ridge regression, with the
-    shrinkage and J that maximise the leave-one-out density. Categorical columns use multinomial regression, with the
-    shrinkage that maximises the cross-validated likelihood.
-
-    ω = Σ a²n/(n + ½), relative to its mean over the training patients, is the amount of information about x. A patient
-    without measurements has ω = 0 and keeps the prior.
+    Continuous columns use ridge regression, with the shrinkage and J that maximise the leave-one-out density.
+    Categorical columns use multinomial regression, with the shrinkage that maximises the cross-validated likelihood.
+    Covariates are shrunk more than measurements. The time is left out: when and for how long a patient is seen is not a
+    trait of the patient.
 
     Args:
         space: layout of X.
@@ -62,66 +52,21 @@ class StaticRegression(nn.Module):
         time: index of the time column in X, if there is one.
     """
 
-    centre: Tensor
-    spread: Tensor
-    weight: Tensor
-    bias: Tensor
-    precision: Tensor
-    looked: Tensor
-    of_y: Tensor
-    of_x: Tensor
-    at: Tensor
-    number_columns: Tensor
-    category_columns: Tensor
-    level_outputs: Tensor
-
     def __init__(self, space: CovariateSpace, measurements: MeasurementSpace, time: int | None) -> None:
-        super().__init__()
-        self.space, self.measurements = space, measurements
-        self.numbers = [q for q in space.continuous if space.static[q]]
-        self.categories = [q for q in space.categorical if space.static[q]]
-        others = [(at, q) for at, q in enumerate(space.owners) if q != time]
-        self.register_buffer("of_y", torch.tensor(measurements.owners), persistent=False)
-        self.register_buffer("of_x", torch.tensor([q for _, q in others], dtype=torch.long), persistent=False)
-        self.register_buffer("at", torch.tensor([at for at, _ in others], dtype=torch.long), persistent=False)
-        self.register_buffer("number_columns", torch.tensor(self.numbers, dtype=torch.long), persistent=False)
-        self.register_buffer("category_columns", torch.tensor(self.categories, dtype=torch.long), persistent=False)
-        first = len(self.numbers)
-        level_outputs = torch.full((len(self.categories), space.max_levels), -1)  # output of each level, -1 for none
-        for row, q in zip(level_outputs, self.categories, strict=True):
-            row[: space.levels[q]] = torch.arange(first, first := first + space.levels[q])
-        self.register_buffer("level_outputs", level_outputs, persistent=False)
-        width = len(self.of_y) + len(self.of_x)
-        outputs = len(self.numbers) + sum(space.levels[q] for q in self.categories)
-        self.register_buffer("centre", torch.zeros(width))
-        self.register_buffer("spread", torch.ones(width))
-        self.register_buffer("weight", torch.zeros(width, outputs))  # a
-        self.register_buffer("bias", torch.zeros(outputs))
-        self.register_buffer("precision", torch.zeros(len(self.numbers)))  # J
-        self.register_buffer("looked", torch.ones(outputs))  # mean of Σ a²n/(n + ½) over training patients
+        columns = range(len(space.names))
+        super().__init__(
+            space, measurements, [q for q in columns if space.static[q]], [q for q in columns if q != time]
+        )
 
     def learn(self, table: Table, prior: CovariatePrior, seed: int) -> None:
-        """Fit the regression of each column to the patients with an observed value.
-
-        The prior that enters is the conditional prior of the column as if it were missing in all patients.
-
-        Args:
-            table: the training rows.
-            prior: the covariate prior.
-            seed: seed of the choice of patients, where there are more than MAX_PATIENTS.
-        """
+        """Fit the regressions to patients; at most MAX_PATIENTS, chosen by the seed."""
         patients = torch.randperm(len(table.labels), generator=torch.Generator().manual_seed(seed))[:MAX_PATIENTS]
         batch = Batches(table).batch(patients)
         rows = Table(batch.y, batch.y_mask, batch.x, batch.x_mask, batch.patient, tuple(patients.tolist()))
-        values, observed = self._features(batch)
-        count = observed.sum(0).clamp_min(1.0)
-        self.centre.copy_((values * observed).sum(0) / count)
-        spread = (((values - self.centre) * observed).square().sum(0) / count).sqrt()
-        self.spread.copy_(torch.where(spread > 0.0, spread, 1.0))
+        self._learn_scale(batch)
         averages, share = self._averages(batch)
-        h_all, at = averages.double().numpy(), 0
+        h = averages.double().numpy()
         for q in (*self.numbers, *self.categories):
-            outputs = slice(at, at := at + max(self.space.levels[q], 1))
             known = batch.x_mask[batch.first, q]
             if int(known.sum()) < MIN_PATIENTS:
                 continue
@@ -129,53 +74,26 @@ class StaticRegression(nn.Module):
             masked = replace(rows, x_mask=rows.x_mask.index_fill(1, torch.tensor(q), False))
             p = prior.condition(masked).distribution.take(first)
             scale = np.r_[np.ones(len(self.of_y)), np.where(self.of_x.numpy() == q, 0.0, COVARIATE_WEIGHT)]
-            h, directions = _principal_directions(h_all[known.numpy()] * scale)
+            turned, directions = principal_directions(h[known.numpy()] * scale, MAX_DIRECTIONS)
             x = batch.x[first, q]
             if q in self.numbers:
-                a, b, precision = regress_number(h, *(v.double().numpy() for v in (x, p.mean[:, q], p.var[:, q])))
-                self.precision[outputs] = precision
+                fit = regress_number(turned, *(v.double().numpy() for v in (x, p.mean[:, q], p.var[:, q])))
             else:
                 log_prob = p.log_prob[:, q, : self.space.levels[q]]
-                a, b = regress_category(h, x.long().numpy(), log_prob.double().numpy())
-            self.weight[:, outputs] = torch.as_tensor(scale[:, None] * (directions @ a), dtype=self.weight.dtype)
-            self.bias[outputs] = torch.as_tensor(b, dtype=self.bias.dtype)
-            information = share.mean(0) @ self.weight[:, outputs].square()
-            self.looked[outputs] = torch.where(information > 0.0, information, 1.0)
+                fit = (*regress_category(turned, x.long().numpy(), log_prob.double().numpy()), 0.0)
+            a, b, precision = fit
+            self._set(q, Coefficients(directions @ a, b, precision), scale, share.mean(0))
 
-    def forward(self, prior: FactorisedDistribution, batch: Batch) -> FactorisedDistribution:
-        """Return the posterior of visit-constant columns, and `prior` in the others."""
+    def features(self, batch: Batch) -> tuple[Tensor, Tensor]:
         h, share = self._averages(batch)
-        omega = share @ self.weight.square() / self.looked
-        logits = (h @ self.weight + omega * self.bias)[batch.patient]  # aᵀh + ωb
-        precision = (omega[:, : len(self.numbers)] * self.precision)[batch.patient]  # ωJ
-        mean, var, log_prob = prior.mean, prior.var, prior.log_prob
-        if self.numbers:
-            at, columns = len(self.numbers), self.number_columns
-            old = mean[:, columns], var[:, columns]
-            ratio = 1.0 + precision * old[1]  # prior variance over posterior variance
-            mean = mean.index_copy(1, columns, (old[0] + old[1] * logits[:, :at]) / ratio)
-            var = var.index_copy(1, columns, old[1] / ratio)
-        if self.categories:
-            columns, outputs = self.category_columns, self.level_outputs
-            own = torch.where(outputs >= 0, logits[:, outputs.clamp_min(0).flatten()].unflatten(1, outputs.shape), 0.0)
-            log_prob = log_prob.index_copy(1, columns, torch.log_softmax(log_prob[:, columns] + own, dim=-1))
-        return FactorisedDistribution(mean, var, log_prob)
+        return h.index_select(0, batch.patient), share.index_select(0, batch.patient)
 
     def _averages(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Compute h of each patient and n/(n + ½) of each feature (P̂×F each)."""
-        values, observed = self._features(batch)
-        values = ((values - self.centre) / self.spread).clamp(-MAX_DEVIATION, MAX_DEVIATION) * observed
+        values, observed = self._scaled(batch)
         size = (batch.patients, values.shape[1])
         total, count = (part.new_zeros(size).index_add(0, batch.patient, part) for part in (values, observed))
         return total / (count + PRIOR_VISITS), count / (count + PRIOR_VISITS)
-
-    def _features(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return measurements and covariates as network inputs, and 1 where they are observed (N̂×F each)."""
-        features = self.measurements.features(batch.y, batch.y_mask)
-        values, y_observed = features.split([len(self.of_y), len(self.measurements)], dim=1)
-        x = batch.values(self.space)[:, self.at]
-        x_observed = batch.x_mask[:, self.of_x] & batch.y_mask.any(1, keepdim=True)
-        return torch.cat([values, x], 1), torch.cat([y_observed[:, self.of_y], x_observed.to(x.dtype)], 1)
 
 
 def regress_number(h: Floats, x: Floats, mean: Floats, var: Floats) -> tuple[Floats, Floats, float]:
@@ -260,9 +178,3 @@ def _multinomial(h: Floats, x: npt.NDArray[np.int64], log_prior: Floats, shrinka
 
     minimum: Floats = minimize(loss, start.ravel(), jac=True, method="L-BFGS-B").x
     return minimum.reshape(start.shape)
-
-
-def _principal_directions(h: Floats) -> tuple[Floats, Floats]:
-    """Return h (P×F) projected to its leading principal directions (P×R), and the directions (F×R)."""
-    directions = np.linalg.svd(h, full_matrices=False)[2][:MAX_DIRECTIONS].T
-    return h @ directions, directions

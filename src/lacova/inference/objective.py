@@ -138,7 +138,7 @@ def bound(
         terms = replace(terms, penalty=vae.row_noise.penalty())
     if masked is None or q_masked is None:
         return terms
-    log_q = batch.scale * masked_log_prob(q_masked, batch, masked, vae.space)
+    log_q = batch.scale * masked_log_prob(q_masked, batch, masked, vae.space, vae.covariate_posterior.regressed)
     return replace(terms, masked_log_prob=log_q)
 
 

@@ -347,6 +347,8 @@ class ConditionalVAE(nn.Module):
         """
         prior = copy.deepcopy(self.covariate_prior).cpu()
         prior.update(completed)
+        if self.covariate_posterior.visit_regression is not None:
+            self.covariate_posterior.visit_regression.follow(prior)
         self.covariate_prior.load_state_dict(prior.state_dict())
 
     def _informed(self, batch: Batch) -> Tensor:

@@ -15,6 +15,7 @@ from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import CovariatePrior, FactorisedPrior, JointPrior
 from lacova.covariates.single_imputation import FILLS
 from lacova.covariates.static_regression import StaticRegression
+from lacova.covariates.visit_regression import VisitRegression
 from lacova.data.batches import Batches, variance_parts
 from lacova.data.schema import Schema
 from lacova.data.table import Table
@@ -93,7 +94,11 @@ def build_blank(model: Blueprint, encoder: TableEncoder, sizes: Mapping[str, Any
     if _uses_random_effects(model, encoder):
         effects = _random_effects(model, encoder, ones, ones, ones)
     likelihood = Likelihood(encoder.measurements, model.noise_floor, by_row=model.noise == "row")
-    return _join(model, encoder, marginal, prior, latent, likelihood, effects, model._missingness(encoder, None))
+    vae = _join(model, encoder, marginal, prior, latent, likelihood, effects, model._missingness(encoder, None))
+    if sizes["regressed visits"]:
+        regression = VisitRegression(space, encoder.measurements, _time(model, encoder))
+        vae.covariate_posterior.visit_regression = regression
+    return vae
 
 
 def infers_covariates(covariates: Any) -> bool:

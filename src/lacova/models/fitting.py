@@ -34,7 +34,7 @@ from lacova.training.loader import Loader, TableLoader
 from lacova.training.members import train_member
 from lacova.training.options import FitOptions
 from lacova.training.progress import say
-from lacova.training.start import start_from_factors
+from lacova.training.start import start_from_factors, start_posterior
 from lacova.training.stream import StreamLoader
 from lacova.training.trainer import Outcome, Trainer
 
@@ -79,6 +79,8 @@ def fit_process(
             torch.default_generator.manual_seed(options.seed)
             vae = build(model, data.encoder, data.table, options.seed)
             if options.start == "factors":
+                time = None if model.schema.time is None else data.encoder.space.names.index(model.schema.time)
+                start_posterior(vae, data.table, time, options.seed)
                 start_from_factors(vae, data.table, options.seed)
         vae.to(device)
         only_guard = not data.held_out.given
@@ -86,6 +88,8 @@ def fit_process(
         rows = (batch.gather().batch for batch in data.train.in_order(vae, masked=False))
         findings = examine(vae, data.encoder, data.table, rows, model.noise_floor)
         members, outcome = _members(vae, data.train, data.options, files, outcome)
+        for each in (vae, *members):
+            each.covariate_posterior.end_of_training()
     return FittedParts(data.encoder, data.fill, data.trained, data.held_out, findings, vae, members), outcome
 
 

@@ -32,7 +32,7 @@ SETTINGS = {"level_slopes": "fixed_effects"}
 OPTIONS_BEFORE = {"schedule": "constant", "start": "random", "members": 1}  # of files without these options
 # Parts of the document that older files lack.
 NOT_KEPT: dict[str, Any] = {
-    "held out": {"count": 0, "given": False}, "findings": {"used": None, "concerns": {}},
+    "held out": {"count": 0, "given": False}, "findings": {"used": None, "concerns": {}}, "regressed visits": False,
 }  # fmt: skip
 OPTIONS = {"recall": "masked_loss"}
 TRAINING = {"recall": "masked_log_prob", "validation_recall": "validation_masked_log_prob"}
@@ -51,12 +51,22 @@ def migrated(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tupl
         document["settings"] = {name: value for name, value in BEFORE.items() if name in known} | settings
         for part, nothing in NOT_KEPT.items():
             document.setdefault(part, nothing)
-        tensors = {"held_out": torch.zeros(0, dtype=torch.int64)} | dict(tensors)
+        tensors = {"held_out": torch.zeros(0, dtype=torch.int64)} | _without_noise_of_numbers(tensors)
     if isinstance(document.get("options"), dict):
         older = "start" not in document["options"] and document["options"].get("prior_every") is None
         never = {"prior_every": 0} if older else {}  # None was for no update of the prior
         document["options"] = OPTIONS_BEFORE | document["options"] | never
     return document, tensors
+
+
+def _without_noise_of_numbers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors of a covariate prior in which all of a number's variance lasts, where they do not say how much."""
+    ones = {
+        f"{name.removesuffix('.rates')}.lasting": torch.ones_like(rates)
+        for name, rates in tensors.items()
+        if name.endswith("covariate_prior.rates")
+    }
+    return ones | dict(tensors)
 
 
 def _with_covariances(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -59,6 +59,7 @@ def take_apart(model: Storable) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "levels": {"map": [[pack(k, "schema"), pack(v, f"levels of column {k!r}")] for k, v in encoder.levels.items()]},
         "options": {k: pack(v, f"fit option {k}") for k, v in asdict(model.options).items()},
         "sizes": {"inducing": vae.prior.inducing_count, "covariate prior": vae.covariate_prior.sizes()},
+        "regressed visits": vae.covariate_posterior.visit_regression is not None,
         "training": pack(list(training.columns), "columns of training"),
         "members": len(model.members),
         "held out": {"count": model.held_out.count, "given": model.held_out.given, "asked": model.held_out.asked},
@@ -104,6 +105,9 @@ def put_together(document: Mapping[str, Any], tensors: Mapping[str, Tensor], cla
     model.options = FitOptions(**known_values(document, "options", [field.name for field in fields(FitOptions)]))
     own = {name: whole_size(n, 0) for name, n in document["sizes"]["covariate prior"].items()}
     sizes = {"inducing": whole_size(document["sizes"]["inducing"], 0), "covariate prior": own}
+    if type(document["regressed visits"]) is not bool:
+        raise StorageError("whether its covariates have a regression on visits cannot be read")
+    sizes["regressed visits"] = document["regressed visits"]
     blank, small = partial(build_blank, model, encoder, sizes), _is_small(model, encoder, document)
     model.vae = _read_into(blank, parts, small, "vae")
     count = whole_size(document.get("members", 0), 0)

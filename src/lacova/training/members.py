@@ -10,6 +10,7 @@ import copy
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from lacova.data.batches import Batches
 from lacova.data.table import Table
@@ -48,7 +49,11 @@ def train_member(
         if part is not None:
             part.requires_grad_(False)
     own = member_options(options, train, number)
-    rows = TableLoader(resample(train.host, own.seed), train.masking_rate, own, train.device, train.team)
+    units = draw_units(train.host, own.seed)
+    regression = member.covariate_posterior.visit_regression
+    if regression is not None:
+        regression.follow(copy.deepcopy(member.covariate_prior).cpu(), torch.bincount(units, minlength=train.units))
+    rows = TableLoader(resample(train.host, units), train.masking_rate, own, train.device, train.team)
     outcome = Trainer(member, rows, None, own, checkpoint, posterior_rows=train).run()
     return member, outcome
 
@@ -66,10 +71,15 @@ def member_options(options: FitOptions, train: TableLoader, number: int) -> FitO
     )  # fmt: skip
 
 
-def resample(table: Table, seed: int) -> Table:
-    """Draw as many rows as a table has, or as many patients, with replacement; a patient that comes twice is two."""
+def draw_units(table: Table, seed: int) -> Tensor:
+    """Draw as many rows as a table has, or as many patients, with replacement."""
+    count = Batches(table).units
+    return torch.randint(count, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+def resample(table: Table, units: Tensor) -> Table:
+    """Return a table of these rows or patients; a patient that comes twice is two."""
     batches = Batches(table)
-    units = torch.randint(batches.units, (batches.units,), generator=torch.Generator().manual_seed(seed))
     rows, unit = batches.rows(units)
     drawn = {name: getattr(table, name)[rows] for name in ("y", "y_mask", "x", "x_mask")}
     patient = None if table.patient is None else unit

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from lacova.covariates.visit_regression import VisitRegression
 from lacova.data.batches import Batch, Batches
 from lacova.data.table import Table
 from lacova.inference.vae import ConditionalVAE, Lines
@@ -51,6 +52,26 @@ class Factors(NamedTuple):
         precision = torch.tensordot(weight, outer, dims=1) + torch.eye(outer.shape[-1], dtype=weight.dtype)
         covariance = torch.cholesky_inverse(torch.linalg.cholesky(precision))
         return (covariance @ ((weight * residual) @ self.loadings)[..., None])[..., 0], covariance
+
+
+def start_posterior(vae: ConditionalVAE, table: Table, time: int | None, seed: int) -> None:
+    """Start q(x_u | ·) of numbers that vary between visits from regressions on the patient's visits.
+
+    It leaves a model alone whose q starts elsewhere or does not see y, or whose decoder has no linear path.
+
+    Args:
+        vae: the model on the host, as built.
+        table: the training rows, or a sample of them.
+        time: index of the time column in X, if there is one.
+        seed: of the random numbers.
+    """
+    posterior, linear = vae.covariate_posterior, isinstance(vae.decoder, Decoder) and vae.decoder.linear is not None
+    if table.patient is None or not (posterior.sees_y and posterior.continuous_start == "conditional" and linear):
+        return
+    regression = VisitRegression(vae.space, vae.measurements, time)
+    regression.learn(table, vae.covariate_prior, seed)
+    if regression.examples is not None and regression.examples.columns:
+        posterior.start_from_regression(regression)
 
 
 def start_from_factors(vae: ConditionalVAE, table: Table, seed: int) -> None:

@@ -7,7 +7,11 @@ from importlib.util import find_spec
 import pytest
 from hypothesis import settings
 
+from lacova.data.registry import PARTS, registered
+from lacova.models.registry import models
 from tests.tables import ragged_visits
+
+models()  # imports all modules that register parts of lacova's own
 
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
@@ -20,6 +24,12 @@ def without_a_gpu():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lacova.models.base._best_device", lambda: "cpu")
         yield
+
+
+@pytest.fixture(autouse=True)
+def registered_for_one_test(monkeypatch):
+    """What a test registers, as a page of the documentation does, is gone after it."""
+    monkeypatch.setattr("lacova.data.registry._REGISTERED", {part: registered(part) for part in PARTS})
 
 
 @pytest.fixture(autouse=True, scope="session")

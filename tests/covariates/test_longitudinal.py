@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from lacova.covariates.dependence import correlated
 from lacova.covariates.longitudinal import LongitudinalPrior
 from lacova.covariates.mixture import Mixture
-from lacova.covariates.paths import correlated, log_steps, memory
+from lacova.covariates.paths import log_steps, memory
 from lacova.covariates.prior import FactorisedPrior, JointPrior
 from lacova.covariates.processes import Sides, fit_number, fit_rate
 from lacova.covariates.visits import Visits, clock_of

@@ -9,7 +9,8 @@ from torch.distributions import MultivariateNormal, kl_divergence
 from torch.testing import assert_close
 
 from lacova.covariates import factorised
-from lacova.covariates.paths import Memory, before, correlated, kl_of_levels, kl_of_pairs, memory, spread
+from lacova.covariates.dependence import correlated
+from lacova.covariates.paths import Memory, before, kl_of_levels, kl_of_pairs, memory, spread
 from lacova.covariates.scenarios import StandardDraws, complete, fill
 from lacova.data.batches import Batch
 from lacova.data.covariate_space import CovariateSpace

@@ -1,4 +1,4 @@
-"""KL, entropy, draws and densities of a `FactorisedDistribution` of covariates, with its paths.
+"""KL, entropy, draws and densities of a `FactorisedDistribution` of covariates, with its paths and dependence.
 
 An unknown is a missing entry of X; a visit-constant one is a single unknown, shared by all rows of its patient.
 """
@@ -10,10 +10,11 @@ import math
 import torch
 from torch import Tensor
 
+from lacova.covariates.dependence import correlated, kl_of_numbers, log_density_of_rows, log_determinant
 from lacova.covariates.paths import (
     categories,
-    correlated,
     draw_levels,
+    innovations,
     kl_of_levels,
     kl_of_pairs,
     log_density_of_pairs,
@@ -40,7 +41,10 @@ def kl(q: FactorisedDistribution, p: FactorisedDistribution, batch: Batch, space
     """Compute KL[q(x_u) ‖ p(x_u)], summed over the batch's unknowns, in closed form."""
     free = free_entries(batch, space)
     total = batch.x.new_zeros(())
-    if space.continuous:
+    if q.dependence is not None or p.dependence is not None:
+        own = free.index_select(1, space.on(batch.x.device).continuous)
+        total = total + kl_of_numbers(q, p, own, batch, space).sum()
+    elif space.continuous:
         c = space.on(batch.x.device).continuous
         terms = gaussian_kl(*(part.index_select(1, c) for part in (q.mean, q.var, p.mean, p.var)))
         total = total + torch.where(free.index_select(1, c), terms, 0.0).sum()
@@ -61,6 +65,8 @@ def negative_entropy(q: FactorisedDistribution, batch: Batch, space: CovariateSp
         c = space.on(batch.x.device).continuous
         terms = -0.5 * (q.var.index_select(1, c).log() + math.log(2.0 * math.pi * math.e))
         total = total + torch.where(free.index_select(1, c), terms, 0.0).sum()
+        if q.dependence is not None:
+            total = total - log_determinant(q.dependence, free.index_select(1, c)).sum()
     if space.categorical:
         c = space.on(batch.x.device).categorical
         log_q = q.log_prob.index_select(1, c)
@@ -112,16 +118,20 @@ def level_probabilities(distribution: FactorisedDistribution, batch: Batch) -> T
 def log_density(distribution: FactorisedDistribution, x: Tensor, entries: Tensor, space: CovariateSpace) -> Tensor:
     """Compute the log density (draws×N) of completed covariates x (draws×N×Q), over the entries in a mask (N×Q).
 
-    With paths, the density of an entry is that given the one before it in its run.
+    With paths, the density of an entry is that given the one before it in its run. With dependence, `entries` has all
+    gaps of a row's numbers, or none.
     """
     total = x.new_zeros(x.shape[:2])
     if space.continuous:
         c = space.on(x.device).continuous
         mean, var = distribution.mean.index_select(1, c), distribution.var.index_select(1, c)
         terms = -0.5 * ((x.index_select(-1, c) - mean) ** 2 / var + var.log() + math.log(2.0 * math.pi))
+        own, free = distribution.columns(c), entries.index_select(1, c)
         if distribution.paths is not None:
-            terms = terms + log_density_of_pairs(distribution.columns(c), x.index_select(-1, c))
-        total = total + torch.where(entries.index_select(1, c), terms, 0.0).sum(-1)
+            terms = terms + log_density_of_pairs(own, x.index_select(-1, c))
+        total = total + torch.where(free, terms, 0.0).sum(-1)
+        if distribution.dependence is not None:
+            total = total + log_density_of_rows(distribution.dependence, innovations(own, x.index_select(-1, c)), free)
     if space.categorical:
         c = space.on(x.device).categorical
         terms = log_prob_of_levels(categories(distribution, space), x.index_select(-1, c).round().long())

@@ -11,18 +11,22 @@ multiplied, and the column's marginal, which both contain, is divided out.
 
 This gives each gap by itself. A run of gaps, visits that follow each other without an observed value between them, is a
 path (covariates/paths.py): numbers keep the correlation with their neighbours that they have in the process, given what
-is observed, and categories stay at their level as probably.
+is observed, and categories stay at their level as probably. Numbers that are missing at the same visit are correlated
+as what is new in them at a visit is (covariates/dependence.py), and so are visit-constant numbers of a patient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from lacova.covariates import factorised
+from lacova.covariates.dependence import NumberDependence
 from lacova.covariates.mixture import Mixture
-from lacova.covariates.prior import CovariatePrior, FactorisedPrior, JointPrior
+from lacova.covariates.prior import CovariatePrior, FactorisedPrior, JointPrior, conditional_prior
 from lacova.covariates.processes import (
     MAX_LEVELS,
     MIN_PROBABILITY,
@@ -32,8 +36,10 @@ from lacova.covariates.processes import (
     fit_rate_matrix,
     single_rate_matrices,
 )
+from lacova.covariates.scenarios import Scenarios
 from lacova.covariates.smoothing import smooth
 from lacova.covariates.visits import Visits, clock_of
+from lacova.data.batches import Batch
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import ConditionalPrior, FactorisedDistribution, Paths
 from lacova.data.table import Table
@@ -52,8 +58,8 @@ class LongitudinalPrior(CovariatePrior):
             for jumps at the column's single rate to a level drawn from the marginal.
         lasting: share of the variance of each continuous column that the process has (Q,), the rest being noise; None
             for all of it.
-        paths: whether the gaps of a run depend on each other. Without paths, the gaps of a patient are independent
-            given what is observed, which closed-form expectations over them need.
+        paths: whether the gaps of a run depend on each other, and numbers that are missing together. Without, the gaps
+            of a patient are independent given what is observed, which closed-form expectations over them need.
     """
 
     on_host = True
@@ -68,6 +74,7 @@ class LongitudinalPrior(CovariatePrior):
     ) -> None:  # fmt: skip
         super().__init__()
         columns = enumerate(mixture.space.static)
+        self.dependence = NumberDependence(mixture.space) if paths else None
         self.paths = paths and any(not static and q != time for q, static in columns)  # if any may have a memory
         self.space = mixture.space
         self.across = JointPrior(mixture)
@@ -98,7 +105,10 @@ class LongitudinalPrior(CovariatePrior):
             if torch.isfinite(rates[q]) and 1 < space.levels[q] <= MAX_LEVELS:
                 single_rate = generators[q, : space.levels[q], : space.levels[q]]
                 single_rate.copy_(fit_rate_matrix(single_rate, table, clock, q))
-        return cls(mixture, marginal, rates, time, generators, lasting, paths)
+        prior = cls(mixture, marginal, rates, time, generators, lasting, paths)
+        if prior.dependence is not None:
+            prior.dependence.learn(prior.residuals(table), time)
+        return prior
 
     @classmethod
     def from_table(
@@ -122,6 +132,31 @@ class LongitudinalPrior(CovariatePrior):
         """Update marginals and mixture; rates and lasting shares stay as they were fitted."""
         self.marginal.update(completed)
         self.across.update(completed)
+
+    @torch.no_grad()
+    def residuals(self, table: Table) -> Tensor:
+        """Return each number less what its column says of it elsewhere, in standard deviations; NaN where missing.
+
+        Elsewhere are the patient's other visits, for a number with a memory. A visit-constant one stands in the first
+        row of its patient.
+        """
+        columns, clock = torch.tensor(self.space.continuous, dtype=torch.long), clock_of(table, self.time)
+        mean, sd = self.marginal.mean.double(), self.marginal.var.double().sqrt()
+        mask = table.x_mask[:, columns].cpu()
+        values = (table.x.cpu().double()[:, columns] - mean[columns]) / sd[columns]
+        memory = torch.isfinite(self.rates[columns]).nonzero()[:, 0]
+        if len(memory):
+            visits = Visits.of(table, clock, columns[memory])
+            along = smooth(
+                visits.order, visits.patient, clock, values[:, memory], visits.x_mask, self.rates[columns[memory]],
+                self.lasting[columns[memory]],
+            )  # fmt: skip
+            values[:, memory] = (values[:, memory] - along.mean) / along.var.sqrt()
+        assert table.patient is not None
+        patient, number = table.patient.cpu(), torch.arange(len(table))
+        first = torch.full((int(patient.max()) + 1,), len(table)).scatter_reduce(0, patient, number, "amin")
+        static = torch.tensor(self.space.static)[columns]
+        return torch.where(mask & ((first[patient] == number)[:, None] | ~static), values, torch.nan)
 
     @torch.no_grad()
     def condition(self, table: Table) -> ConditionalPrior:
@@ -167,6 +202,23 @@ class LongitudinalPrior(CovariatePrior):
         paths = self._paths(before_gap, after_gap, coupling) if self.paths else None
         distribution = FactorisedDistribution(mean, var, log_prob, paths).to(table.x.dtype).to(device)
         return ConditionalPrior(distribution, table.x.new_zeros(len(table)))
+
+    def kl(self, q: FactorisedDistribution, scenarios: Scenarios, batch: Batch) -> Tensor:
+        return factorised.kl(q, self._dependent(batch), batch, self.space)
+
+    def draw(self, batch: Batch, draws: int, generator: torch.Generator) -> Tensor:
+        return factorised.draw(self._dependent(batch), batch, self.space, draws, generator)
+
+    def log_density(self, x: Tensor, batch: Batch, entries: Tensor | None = None) -> Tensor:
+        entries = ~batch.x_mask if entries is None else entries
+        return factorised.log_density(self._dependent(batch), x, entries, self.space)
+
+    def _dependent(self, batch: Batch) -> FactorisedDistribution:
+        """Return p(x_u | x_o) of a batch with the dependence of its numbers."""
+        p = conditional_prior(batch).distribution
+        if self.dependence is None:
+            return p
+        return replace(p, dependence=self.dependence.given(batch.x_mask, batch.x.dtype))
 
     def _alike(self, levels: Tensor) -> list[Tensor]:
         """Return groups of columns with memory that are computed at once: numbers, pairs of levels, and each other."""

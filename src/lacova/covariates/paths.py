@@ -159,13 +159,27 @@ def _kl(log_q: Tensor, log_p: Tensor) -> Tensor:
     return (log_q.exp() * ratio).sum(-1)
 
 
-def correlated(eps: Tensor, distribution: FactorisedDistribution, batch: Batch) -> Tensor:
-    """Turn independent standard normals e (…×N×Q) into paths of them: ε_i = ρ_i ε_{i−1} + √(1 − ρ_i²) e_i."""
+def along(eps: Tensor, distribution: FactorisedDistribution, batch: Batch) -> Tensor:
+    """Turn innovations e (…×N×Q) into paths of standard normals: ε_i = ρ_i ε_{i−1} + √(1 − ρ_i²) e_i."""
     paths = distribution.paths
     if paths is None or not paths.numbers:
         return eps
     kept = memory(distribution)
     return _scan(eps * kept.remainder.sqrt(), kept.correlation, _places(paths.before), batch)
+
+
+def correlations_before(kept: Memory, within: Tensor, paths: Paths, batch: Batch) -> Tensor:
+    """Return the correlation matrix of the numbers at the visit before each row (N×K×K), along paths of K columns.
+
+    P_i = ρ ρᵀ ∘ P_{i−1} + r rᵀ ∘ R, with R (`within`, N×K×K) that of the innovations and r² = 1 − ρ².
+    """
+    n, k = paths.before.shape
+    spread = kept.remainder.sqrt()
+    new = (spread[:, :, None] * within * spread[:, None]).expand(n, k, k).flatten(1)
+    factor = (kept.correlation[:, :, None] * kept.correlation[:, None]).flatten(1)
+    places = _places(paths.before[:, :, None].expand(n, k, k).flatten(1))
+    earlier: Tensor = _pick(_scan(new, factor, places, batch), places).unflatten(1, (k, k))
+    return earlier
 
 
 def kl_of_pairs(q: FactorisedDistribution, p: FactorisedDistribution) -> Tensor:
@@ -200,6 +214,16 @@ def log_density_of_pairs(distribution: FactorisedDistribution, x: Tensor) -> Ten
     apart = (e - e0).square() - kept.loss * (e.square() + e0.square())
     value = -0.5 * (kept.correlation * apart / kept.remainder + kept.remainder.log())
     return torch.where(paths.before != 0, value, 0.0)
+
+
+def innovations(distribution: FactorisedDistribution, x: Tensor) -> Tensor:
+    """Return what is new in each standardised number (draws×N×Q): (ε_i − ρ_i ε_{i−1})/√(1 − ρ_i²)."""
+    paths = distribution.paths
+    e = (x - distribution.mean) * distribution.var.rsqrt()
+    if paths is None or not paths.numbers:
+        return e
+    kept, e0 = memory(distribution), before(e, paths)
+    return torch.where(paths.before != 0, (e - e0 + kept.loss * e0) * kept.remainder.rsqrt(), e)
 
 
 def spread(

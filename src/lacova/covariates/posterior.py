@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from lacova.covariates.dependence import PosteriorDependence
 from lacova.covariates.paths import spread
 from lacova.covariates.prior import FactorisedPrior, conditional_prior
 from lacova.covariates.static_regression import StaticRegression
@@ -25,9 +26,10 @@ class AmortisedPosterior(nn.Module):
 
     The inputs are values and masks of the row, and its conditional prior p(x_u | x_o). The outputs are corrections to a
     starting distribution. Where the prior has paths, so has q: what the visits of a run of gaps tell is shared
-    (`covariates/paths.py`). Categorical probabilities start at the conditional prior. Normals start there too if
-    `continuous_start` is "conditional"; with "marginal" they start at the column's marginal distribution, so that q can
-    move away from a conditional prior with several modes.
+    (`covariates/paths.py`). Numbers that a row lacks together depend on each other, where training gave q a
+    `dependence` (`covariates/dependence.py`). Categorical probabilities start at the conditional prior. Normals start
+    there too if `continuous_start` is "conditional"; with "marginal" they start at the column's marginal distribution,
+    so that q can move away from a conditional prior with several modes.
 
     Continuous and categorical columns have a network each. The gradient of a column that is known to within a hundredth
     of its standard deviation is so much larger than that of a category that a shared network would never learn the
@@ -58,6 +60,7 @@ class AmortisedPosterior(nn.Module):
         self.continuous_start = continuous_start
         self.static_regression = static_regression
         self.visit_regression: VisitRegression | None = None
+        self.dependence: PosteriorDependence | None = None
         columns = len(space.names)
         prior_features = 2 * len(space.continuous) + sum(space.levels)
         inputs = space.width + columns + prior_features
@@ -125,6 +128,9 @@ class AmortisedPosterior(nn.Module):
         distribution = FactorisedDistribution(mean, var, torch.log_softmax(start.log_prob + logits, dim=-1))
         if self.sees_y:
             distribution = spread(distribution, replace(start, paths=prior.paths), batch, self.space)
+        if self.dependence is not None:
+            measured = batch.y_mask[:, self.measurements.columns("gaussian")]
+            distribution = replace(distribution, dependence=self.dependence(batch, measured, prior))
         if self.static_regression is None:
             return distribution
         regression: FactorisedDistribution = self.static_regression(prior, batch)

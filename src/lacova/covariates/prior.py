@@ -48,7 +48,7 @@ class CovariatePrior(nn.Module, ABC):
     Attributes:
         space: layout of X.
         on_host: whether `condition` runs on the host even where the model is on a GPU: many small operations.
-        paths: whether the missing numbers of a patient's visits may depend on each other, given what is observed.
+        paths: whether the gaps of a patient's visits may depend on each other, given what is observed.
         posterior_start: where the normals of q(x_u | ·) start: at the "marginal" distribution of their column, which
             lets them leave a conditional prior with several modes, or at the "conditional" prior itself.
     """

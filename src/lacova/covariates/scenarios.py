@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lacova.covariates.dependence import correlated
 from lacova.covariates.factorised import share_static
-from lacova.covariates.paths import categories, correlated, draw_levels, log_prob_of_levels, log_steps, step_at
+from lacova.covariates.paths import categories, draw_levels, log_prob_of_levels, log_steps, step_at
 from lacova.data.batches import Batch, Blocks, blocks
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import FactorisedDistribution
@@ -402,7 +403,7 @@ def _missing_levels(
 def fill(distribution: FactorisedDistribution, batch: Batch, space: CovariateSpace, eps: StandardDraws) -> Tensor:
     """Fill gaps by draws (S×N×Q), shared within a patient if visit-constant.
 
-    `eps` is of each row; or one for all, if the distribution has no paths.
+    `eps` is of each row; or one for all, if the distribution has no paths and no dependence.
     """
     x = distribution.mean + distribution.var.sqrt() * correlated(eps.x, distribution, batch)
     if space.categorical:

@@ -44,7 +44,8 @@ class StaticRegression(ShrunkRegression):
     Continuous columns use ridge regression, with the shrinkage and J that maximise the leave-one-out density.
     Categorical columns use multinomial regression, with the shrinkage that maximises the cross-validated likelihood.
     Covariates are shrunk more than measurements. The time is left out: when and for how long a patient is seen is not a
-    trait of the patient.
+    trait of the patient. The patients whose value is known are given the gaps of those whose value is missing, so that
+    the regression does not lean on covariates that miss together with it.
 
     Args:
         space: layout of X.
@@ -60,19 +61,20 @@ class StaticRegression(ShrunkRegression):
 
     def learn(self, table: Table, prior: CovariatePrior, seed: int) -> None:
         """Fit the regressions to patients; at most MAX_PATIENTS, chosen by the seed."""
-        patients = torch.randperm(len(table.labels), generator=torch.Generator().manual_seed(seed))[:MAX_PATIENTS]
+        generator = torch.Generator().manual_seed(seed)
+        patients = torch.randperm(len(table.labels), generator=generator)[:MAX_PATIENTS]
         batch = Batches(table).batch(patients)
         rows = Table(batch.y, batch.y_mask, batch.x, batch.x_mask, batch.patient, tuple(patients.tolist()))
         self._learn_scale(batch)
-        averages, share = self._averages(batch)
-        h = averages.double().numpy()
         for q in (*self.numbers, *self.categories):
             known = batch.x_mask[batch.first, q]
             if int(known.sum()) < MIN_PATIENTS:
                 continue
             first = batch.first[known]
-            masked = replace(rows, x_mask=rows.x_mask.index_fill(1, torch.tensor(q), False))
-            p = prior.condition(masked).distribution.take(first)
+            x_mask = _mask_as_elsewhere(batch, q, generator)
+            averages, share = self._averages(replace(batch, x_mask=x_mask))
+            h = averages.double().numpy()
+            p = prior.condition(replace(rows, x_mask=x_mask)).distribution.take(first)
             scale = np.r_[np.ones(len(self.of_y)), np.where(self.of_x.numpy() == q, 0.0, COVARIATE_WEIGHT)]
             turned, directions = principal_directions(h[known.numpy()] * scale, MAX_DIRECTIONS)
             x = batch.x[first, q]
@@ -94,6 +96,21 @@ class StaticRegression(ShrunkRegression):
         size = (batch.patients, values.shape[1])
         total, count = (part.new_zeros(size).index_add(0, batch.patient, part) for part in (values, observed))
         return total / (count + PRIOR_VISITS), count / (count + PRIOR_VISITS)
+
+
+def _mask_as_elsewhere(batch: Batch, q: int, generator: torch.Generator) -> Tensor:
+    """Return the mask of x without column q, and without what patients who lack q lack, too, at all visits.
+
+    Each patient has the gaps of one who lacks q, at random. Else a number that always misses together with another one
+    would be told from that other one.
+    """
+    seen = torch.zeros(batch.patients, batch.x_mask.shape[1]).index_add(0, batch.patient, batch.x_mask.float())
+    lacking = (seen[:, q] == 0).nonzero()[:, 0]
+    x_mask = batch.x_mask.index_fill(1, torch.tensor(q), False)
+    if not len(lacking):
+        return x_mask
+    alike = lacking[torch.randint(len(lacking), (batch.patients,), generator=generator)]
+    return x_mask & (seen[alike] > 0)[batch.patient]
 
 
 def regress_number(h: Floats, x: Floats, mean: Floats, var: Floats) -> tuple[Floats, Floats, float]:

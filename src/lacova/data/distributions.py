@@ -83,40 +83,66 @@ class Paths:
 
 
 @dataclass(frozen=True)
+class Dependence:
+    """How the numbers of a row depend on each other: R, the correlation of what is new in them at the row.
+    `covariates/dependence.py` has the mathematics.
+
+    Attributes:
+        factor: lower-triangular L with L Lᵀ = R (N×K×K), for the K continuous columns.
+        precision: R⁻¹ (N×K×K).
+        columns: index of each continuous column (K,).
+    """
+
+    factor: Tensor
+    precision: Tensor
+    columns: Tensor
+
+    def halves(self) -> tuple[Dependence, Dependence]:
+        """Return the dependence in the first and in the second half of the rows."""
+        first, second = zip(self.factor.chunk(2), self.precision.chunk(2), strict=True)
+        return Dependence(*first, self.columns), Dependence(*second, self.columns)
+
+
+@dataclass(frozen=True)
 class FactorisedDistribution:
     """q(x) or p(x) of N rows, factorised over entries: normal where continuous, categorical where categorical.
 
     Every tensor has a place for every entry. The normal of a categorical entry and the probabilities of a continuous
     one are placeholders, and the values at observed entries are ignored. With `paths`, the entries of a run of gaps are
-    not independent: mean, variance and probabilities are those of each entry by itself.
+    not independent, and with `dependence`, nor are the numbers of a row: mean, variance and probabilities are those of
+    each entry by itself.
 
     Attributes:
         mean: mean of each continuous entry (N×Q).
         var: variance of each continuous entry (N×Q).
         log_prob: log probabilities of each categorical entry (N×Q×levels), −inf beyond the column's own levels.
         paths: which entries depend on each other along visits; None if all are independent.
+        dependence: how the numbers of a row depend on each other; None if they do not. It is that of one batch, and
+            gone in other choices of rows or columns.
     """
 
     mean: Tensor
     var: Tensor
     log_prob: Tensor
     paths: Paths | None = None
+    dependence: Dependence | None = None
 
     def where(self, entries: Tensor, other: FactorisedDistribution) -> FactorisedDistribution:
         """Return this distribution where the mask `entries` (N×Q) is True, and `other` elsewhere.
 
-        Both have the same paths, or one of them has none, whose entries are on no path.
+        Both have the same paths, or one of them has none, whose entries are on no path. The same holds of dependence.
         """
         return FactorisedDistribution(
             torch.where(entries, self.mean, other.mean),
             torch.where(entries, self.var, other.var),
             torch.where(entries[..., None], self.log_prob, other.log_prob),
             other.paths if self.paths is None else self.paths,
+            other.dependence if self.dependence is None else self.dependence,
         )
 
     def by_entry(self) -> FactorisedDistribution:
-        """Return the distribution of each entry by itself: the same without paths."""
-        return replace(self, paths=None)
+        """Return the distribution of each entry by itself: the same without paths and dependence."""
+        return replace(self, paths=None, dependence=None)
 
     def take(self, rows: Tensor) -> FactorisedDistribution:
         """Return the distribution of some rows: by index, of all rows of some patients in order, or by a mask."""
@@ -141,7 +167,8 @@ class FactorisedDistribution:
         """Return the distributions of the first and of the second half of the rows."""
         first, second = zip(self.mean.chunk(2), self.var.chunk(2), self.log_prob.chunk(2), strict=True)
         above, below = (None, None) if self.paths is None else self.paths.halves()
-        return FactorisedDistribution(*first, above), FactorisedDistribution(*second, below)
+        upper, lower = (None, None) if self.dependence is None else self.dependence.halves()
+        return FactorisedDistribution(*first, above, upper), FactorisedDistribution(*second, below, lower)
 
     def to(self, where: torch.device | torch.dtype) -> FactorisedDistribution:
         """Return the distribution on another device or in another floating-point type."""

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from lacova.covariates.dependence import PosteriorDependence
 from lacova.covariates.longitudinal import LongitudinalPrior
 from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import CovariatePrior, FactorisedPrior, JointPrior
@@ -98,6 +99,9 @@ def build_blank(model: Blueprint, encoder: TableEncoder, sizes: Mapping[str, Any
     if sizes["regressed visits"]:
         regression = VisitRegression(space, encoder.measurements, _time(model, encoder))
         vae.covariate_posterior.visit_regression = regression
+    if sizes["dependent numbers"] is not None:
+        gaussian, by_scale = len(encoder.measurements.columns("gaussian")), model.schema.instance is not None
+        vae.covariate_posterior.dependence = PosteriorDependence(space, gaussian, sizes["dependent numbers"], by_scale)
     return vae
 
 

@@ -35,6 +35,7 @@ from lacova.training.members import train_member
 from lacova.training.options import FitOptions
 from lacova.training.progress import say
 from lacova.training.start import start_from_factors, start_posterior
+from lacova.training.start_dependence import start_dependence
 from lacova.training.stream import StreamLoader
 from lacova.training.trainer import Outcome, Trainer
 
@@ -81,6 +82,7 @@ def fit_process(
             if options.start == "factors":
                 time = None if model.schema.time is None else data.encoder.space.names.index(model.schema.time)
                 start_posterior(vae, data.table, time, options.seed)
+                start_dependence(vae, data.table, options.seed)
                 start_from_factors(vae, data.table, options.seed)
         vae.to(device)
         only_guard = not data.held_out.given

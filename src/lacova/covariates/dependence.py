@@ -1,0 +1,240 @@
+"""Numbers that a row lacks together: their correlation, in the prior and in the posterior.
+
+Mean and variance of a gap are those of the entry by itself. What is here says how the gaps of a row go together: the
+standardised numbers e of a row are N(0, R), with R the identity where a number is observed. Along paths
+(`paths.py`), e are the innovations, what is new at a visit.
+
+Λ is a precision matrix of all numbers. Given the observed ones, the precision of the gaps is the part of Λ that belongs
+to them, Λ_u. The prior's R is its inverse, scaled to a diagonal of 1. For the posterior, the Gaussian measurements add
+their information: with y = B x + W z + ε, z ~ N(0, I) and ε_d ~ N(0, ψ_d), gaps and z have the joint precision
+
+    [Λ_u 0; 0 I] + Σ_d m_d (B_d, W_d)ᵀ(B_d, W_d)/ψ_d
+
+with m_d = 1 where y_d is observed. Its inverse has the covariance of the gaps, z integrated out. Two numbers whose sum
+is measured go against each other then, however independent they are in the prior. Without measurements R is the
+prior's.
+
+Visit-constant numbers and those that vary are two groups, which are independent of each other. The measurements of the
+first are patients' averages.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lacova.covariates.linear_model import LinearModel, fit_linear_model, of_gaps
+from lacova.covariates.paths import along, before, correlations_before, memory
+from lacova.data.batches import Batch
+from lacova.data.covariate_space import CovariateSpace
+from lacova.data.distributions import Dependence, FactorisedDistribution
+
+PRIOR_VISITS = 0.5  # pseudo-visits at the mean, as in the regression on patients' averages
+
+
+class Group(NamedTuple):
+    """Numbers that may depend on each other.
+
+    Attributes:
+        columns: indices in X (k,).
+        static: whether they are constant within patients.
+    """
+
+    columns: list[int]
+    static: bool
+
+
+def groups_of(space: CovariateSpace, without: int | None = None) -> list[Group]:
+    """Return the groups of two numbers or more, the column `without` aside."""
+    groups = (
+        Group([q for q in space.continuous if space.static[q] == static and q != without], static)
+        for static in (False, True)
+    )
+    return [group for group in groups if len(group.columns) > 1]
+
+
+def coupled(space: CovariateSpace, x_mask: Tensor) -> bool:
+    """Return whether a row lacks two numbers of a group; True where to ask would make the host wait."""
+    if x_mask.device.type != "cpu":
+        return bool(groups_of(space))
+    return any(bool(((~x_mask[:, group.columns]).sum(1) > 1).any()) for group in groups_of(space))
+
+
+def of_precision(precision: Tensor, space: CovariateSpace) -> Dependence:
+    """Return the dependence of numbers with these precision matrices (N×K×K), up to the scale of each number."""
+    covariance = torch.cholesky_inverse(torch.linalg.cholesky(precision))
+    sd = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+    scale = sd[:, :, None] * sd[:, None, :]
+    correlation = covariance / scale
+    return Dependence(torch.linalg.cholesky(correlation), precision * scale, space.on(precision.device).continuous)
+
+
+class NumberDependence(nn.Module):
+    """Λ, of the numbers of a covariate prior, in the scale of single entries.
+
+    Args:
+        space: layout of X.
+    """
+
+    precision: Tensor
+
+    def __init__(self, space: CovariateSpace) -> None:
+        super().__init__()
+        self.space = space
+        self.register_buffer("precision", torch.eye(len(space.continuous), dtype=torch.float64))
+
+    @torch.no_grad()
+    def learn(self, residuals: Tensor, without: int | None = None) -> None:
+        """Fit Λ to standardised residuals (N×K), NaN where a number is not observed, by EM."""
+        for group in groups_of(self.space, without):
+            at = [self.space.continuous.index(q) for q in group.columns]
+            values = residuals[:, at]
+            values = values[values.isfinite().sum(1) > 1]
+            fitted = fit_linear_model(values, values[:, :0], 0)
+            place = torch.tensor(at)
+            self.precision[place[:, None], place] = torch.linalg.inv(fitted.covariance)
+
+    @torch.no_grad()
+    def given(self, x_mask: Tensor, dtype: torch.dtype) -> Dependence | None:
+        """Return the dependence of the gaps of some rows; None if no row has two."""
+        if not coupled(self.space, x_mask):
+            return None
+        gaps = ~x_mask.index_select(1, self.space.on(x_mask.device).continuous)
+        return of_precision(of_gaps(self.precision.to(dtype), gaps), self.space)
+
+
+class PosteriorDependence(nn.Module):
+    """R of the posterior, given which covariates and which measurements a row has.
+
+    Args:
+        space: layout of X.
+        measurements: D, the number of Gaussian measurements.
+        factors: r, the number of factors.
+        by_scale: whether Λ is in the scale of single entries, as that of `NumberDependence`; else in that of X.
+    """
+
+    precision: Tensor
+    loadings: Tensor
+
+    def __init__(self, space: CovariateSpace, measurements: int, factors: int, by_scale: bool) -> None:
+        super().__init__()
+        self.space, self.factors, self.by_scale = space, factors, by_scale
+        k = len(space.continuous)
+        self.register_buffer("precision", torch.eye(k, dtype=torch.float64))
+        # (B_d, W_d)/√ψ_d of numbers that vary, and of visit-constant ones.
+        self.register_buffer("loadings", torch.zeros(2, measurements, k + factors, dtype=torch.float64))
+
+    @torch.no_grad()
+    def set(self, group: Group, model: LinearModel) -> None:
+        """Take over what was fitted to a group."""
+        place = torch.tensor([self.space.continuous.index(q) for q in group.columns])
+        if not self.by_scale:
+            self.precision[place[:, None], place] = torch.linalg.inv(model.covariance)
+        k, scaled = len(group.columns), model.loadings / model.noise.sqrt()[:, None]
+        own = self.loadings[int(group.static)]
+        own[:, place] = scaled[:, :k]
+        own[:, len(self.space.continuous) :] = scaled[:, k:]
+
+    @torch.no_grad()
+    def forward(self, batch: Batch, measured: Tensor, prior: FactorisedDistribution) -> Dependence | None:
+        """Return the dependence of the gaps of a batch; None if no row has two.
+
+        Args:
+            batch: the rows.
+            measured: which Gaussian measurements are observed (N×D).
+            prior: p(x_u | x_o) of the rows.
+        """
+        if not coupled(self.space, batch.x_mask):
+            return None
+        dtype, at = batch.x.dtype, self.space.on(batch.x.device).continuous
+        gaps, k = ~batch.x_mask.index_select(1, at), len(at)
+        total, loadings = of_gaps(self.precision.to(dtype), gaps), self.loadings.to(dtype)
+        static = self.space.on(batch.x.device).static.index_select(0, at)
+        outer = loadings[:, :, :, None] * loadings[:, :, None, :]  # 2×D×(k+r)×(k+r)
+        scale = gaps.to(dtype)
+        if self.by_scale:
+            sd = (prior.var * memory(prior).remainder).sqrt().index_select(1, at)
+            scale = torch.where(gaps, sd, 0.0)
+        for group, here in ((0, ~static), (1, static)):
+            shown = measured.to(dtype)
+            if group:
+                if batch.patient is None or not any(self.space.static):
+                    continue
+                count = shown.new_zeros(batch.patients, shown.shape[1]).index_add(0, batch.patient, shown)
+                shown = (count / (count + PRIOR_VISITS)).index_select(0, batch.patient)
+            information = torch.tensordot(shown, outer[group], dims=1)
+            own = information[:, :k, :k]
+            if self.factors:
+                cross, of_factors = information[:, :k, k:], information[:, k:, k:]
+                eye = torch.eye(self.factors, dtype=dtype, device=at.device)
+                own = own - cross @ torch.cholesky_solve(cross.mT, torch.linalg.cholesky(of_factors + eye))
+            total = total + torch.where(here, scale, 0.0)[:, :, None] * own * torch.where(here, scale, 0.0)[:, None]
+        return of_precision(total, self.space)
+
+
+# Draws, densities and divergences
+
+
+def correlated(eps: Tensor, distribution: FactorisedDistribution, batch: Batch) -> Tensor:
+    """Turn independent standard normals (…×N×Q) into standardised draws, correlated within rows and along paths."""
+    dependence = distribution.dependence
+    if dependence is not None:
+        own = eps.index_select(-1, dependence.columns)
+        eps = eps.index_copy(-1, dependence.columns, (dependence.factor @ own[..., None])[..., 0])
+    return along(eps, distribution, batch)
+
+
+def log_determinant(dependence: Dependence | None, free: Tensor) -> Tensor:
+    """Return ½ log |R| of each row (N,), over the numbers in a mask (N×K), which has all of a group or none."""
+    if dependence is None:
+        return torch.zeros(len(free), device=free.device)
+    return torch.where(free, dependence.factor.diagonal(dim1=-2, dim2=-1).log(), 0.0).sum(1)
+
+
+def log_density_of_rows(dependence: Dependence, e: Tensor, free: Tensor) -> Tensor:
+    """Return log N(e; 0, R) − log N(e; 0, I) of each row (draws×N), over the numbers in a mask (N×K)."""
+    e = torch.where(free, e, 0.0)
+    quadratic = torch.einsum("snk,nkl,snl->sn", e, dependence.precision, e) - e.square().sum(-1)
+    return -0.5 * quadratic - log_determinant(dependence, free)
+
+
+def kl_of_numbers(
+    q: FactorisedDistribution, p: FactorisedDistribution, free: Tensor, batch: Batch, space: CovariateSpace
+) -> Tensor:
+    """Compute KL[q ‖ p] of the numbers of all rows (N,), for distributions with dependence within rows.
+
+    With v = (x − μ_p)/s_p, the innovations of p are w_i = (v_i − ρ_p v_{i−1})/r_p with r_p² = 1 − ρ_p², and under p
+    they are N(0, R_p). Under q they have the means (u_i − ρ_p u_{i−1})/r_p, u = (μ_q − μ_p)/s_p, and, with s = s_q/s_p,
+    g_i = s_i ρ_q − ρ_p s_{i−1} and P_i the correlation of x_i under q, the covariance
+
+        (g gᵀ ∘ P_{i−1} + (s r_q)(s r_q)ᵀ ∘ R_q)/(r_p r_pᵀ)
+
+    P_i = ρ_q ρ_qᵀ ∘ P_{i−1} + r_q r_qᵀ ∘ R_q is a sum along the run.
+    """
+    at = space.on(batch.x.device).continuous
+    q_own, p_own = q.columns(at), p.columns(at)
+    u, s = (q_own.mean - p_own.mean) * p_own.var.rsqrt(), (q_own.var / p_own.var).sqrt()
+    eye = torch.eye(len(at), dtype=u.dtype, device=u.device)
+    of_q = eye if q.dependence is None else q.dependence.factor @ q.dependence.factor.mT
+    of_p = eye if p.dependence is None else p.dependence.precision
+    prior, own = memory(p_own), memory(q_own)
+    spread = s * own.remainder.sqrt()
+    mean, covariance = u, spread[:, :, None] * of_q * spread[:, None]
+    if p_own.paths is not None and p_own.paths.numbers:
+        u0, s0 = before(u, p_own.paths), before(s, p_own.paths)
+        mean = (u - u0 + prior.loss * u0).where(p_own.paths.before != 0, u)
+        g = torch.where(p_own.paths.before != 0, s - s0 - s * own.loss + s0 * prior.loss, 0.0)
+        covariance = covariance + g[:, :, None] * correlations_before(own, of_q, p_own.paths, batch) * g[:, None]
+    whole = (mean[:, :, None] * mean[:, None] + covariance) / (
+        prior.remainder.sqrt()[:, :, None] * prior.remainder.sqrt()[:, None]
+    )
+    both = free[:, :, None] & free[:, None]
+    quadratic = torch.where(both, of_p * whole, 0.0).sum((1, 2))
+    single = 1.0 + 2.0 * s.log() + own.remainder.log() - prior.remainder.log()
+    return (
+        0.5 * (quadratic - torch.where(free, single, 0.0).sum(1))
+        - log_determinant(q.dependence, free)
+        + log_determinant(p.dependence, free)
+    )

@@ -100,7 +100,7 @@ def build_blank(model: Blueprint, encoder: TableEncoder, sizes: Mapping[str, Any
         regression = VisitRegression(space, encoder.measurements, _time(model, encoder))
         vae.covariate_posterior.visit_regression = regression
     if sizes["dependent numbers"] is not None:
-        gaussian, by_scale = len(encoder.measurements.columns("gaussian")), model.schema.instance is not None
+        gaussian, by_scale = len(encoder.measurements.columns("gaussian")), isinstance(prior, LongitudinalPrior)
         vae.covariate_posterior.dependence = PosteriorDependence(space, gaussian, sizes["dependent numbers"], by_scale)
     return vae
 

@@ -71,15 +71,35 @@ def pairs(rng: np.random.Generator, size: int) -> Study:
 def judge_pairs(tables: Sequence[pd.DataFrame], study: Study) -> Figures:
     fits = [least_squares(table["y2"], design(table["x"])) for table in tables]
     lost = study.gappy.index[study.gappy["x"].isna()]
-    figures = pooled(fits, {"slope": 1}, 0.95)
+    return pooled(fits, {"slope": 1}, 0.95) | drawn_together(tables, lost, "x", "y2")
+
+
+def drawn_together(tables: Sequence[pd.DataFrame], lost: pd.Index, *names: str) -> Figures:
+    """Return the correlation of two columns in the rows that lacked both, across these rows and within them."""
     if not lost.isin(tables[0].index).all():
-        return figures
-    drawn = np.stack([table.loc[lost, ["x", "y2"]].to_numpy() for table in tables])
-    figures["across rows"] = [np.mean([np.corrcoef(draw.T)[0, 1] for draw in drawn])]
-    if len(drawn) > 1:
-        apart = (drawn - drawn.mean(0)).reshape(-1, 2)
-        figures["within rows"] = [np.corrcoef(apart.T)[0, 1]]
-    return figures
+        return {}
+    drawn = np.stack([table.loc[lost, list(names)].to_numpy() for table in tables])
+    across = {"across rows": [np.mean([np.corrcoef(draw.T)[0, 1] for draw in drawn])]}
+    if len(drawn) == 1:
+        return across
+    return across | {"within rows": [np.corrcoef((drawn - drawn.mean(0)).reshape(-1, 2).T)[0, 1]]}
+
+
+def covariate_pairs(rng: np.random.Generator, size: int) -> Study:
+    """x1 and x2 are standard normal with correlation 0.5, and y = (x1 + x2) / 2 + N(0, 0.5²). A random 40% of the rows
+    lack x1 and x2. The analysis is the regression of y on both. `across rows` is the correlation of x1 and x2 in the
+    rows that lacked them; `within rows` is that of their deviations from the row's mean over the draws: y tells their
+    sum, so that they go against each other."""
+    x = rng.standard_normal((size, 2)) @ np.linalg.cholesky(np.array([[1.0, 0.5], [0.5, 1.0]])).T
+    table = pd.DataFrame({"x1": x[:, 0], "y": 0.5 * x.sum(1) + 0.5 * rng.standard_normal(size), "x2": x[:, 1]})
+    gappy = table.copy()
+    gappy.loc[rng.permutation(size) < 0.4 * size, ["x1", "x2"]] = np.nan
+    return Study(table, gappy, {"measurements": ["y"], "covariates": {"x1": "continuous", "x2": "continuous"}})
+
+
+def judge_covariate_pairs(tables: Sequence[pd.DataFrame], study: Study) -> Figures:
+    lost = study.gappy.index[study.gappy["x1"].isna()]
+    return judge_regression(tables, study) | drawn_together(tables, lost, "x1", "x2")
 
 
 def missing_by_outcome(rng: np.random.Generator, size: int) -> Study:
@@ -165,6 +185,15 @@ WORLDS = [
             "within rows": Aim(np.sqrt(2 / 3), about(np.sqrt(2 / 3), 0.05)),  # var(x | y1) = ½: ½ / √(½ · ¾)
         },
         {name: by_tables(judge_pairs, source) for name, source in TABLE_SOURCES.items()},
+    ),
+    World(
+        "covariate-pairs", "M", "Two covariates that are missing together", covariate_pairs, "rows", (300,),
+        {
+            **{f"slope of {x}": Aim(0.5, about(0.5, 0.03), NOMINAL) for x in ("x1", "x2")},
+            "across rows": Aim(0.5, about(0.5, 0.05)),
+            "within rows": Aim(-1 / 7, about(-1 / 7, 0.05)),  # precision [4/3 + 1, -2/3 + 1; ...] given y
+        },
+        {name: by_tables(judge_covariate_pairs, source) for name, source in TABLE_SOURCES.items()},
     ),
     World(
         "missing-by-outcome", "E", "A covariate missing where the outcome is high", missing_by_outcome, "rows", (300,),

@@ -21,6 +21,9 @@ from reproduction.inference.regressions import Floats, design, least_squares, mi
 from reproduction.inference.world import NOMINAL, Aim, Figures, Ours, Study, World, about
 
 PER_VISIT: dict[str, Any] = {"instance": "id", "time": "day"}
+TWO_COVARIATES: dict[str, Any] = {
+    "measurements": ["y"], "covariates": {"day": "continuous", "x1": "continuous", "x2": "continuous"}, **PER_VISIT,
+}  # fmt: skip
 
 
 def long(**columns: Floats) -> pd.DataFrame:
@@ -65,13 +68,27 @@ def missing_by_outcome_at_visits(rng: np.random.Generator, size: int) -> Study:
     (x1 + x2) / 2 + N(0, 0.5²) per patient + N(0, 1). At each visit, x2 is missing with probability 1 / (1 + exp(-1.5
     y)), so where y is high: at random, given what is observed. The analysis is a mixed model of y on x1 and x2 with an
     intercept per patient."""
+    table = two_covariates(rng, size, 1.0)
+    gappy = table.assign(x2=table["x2"].mask(rng.random(len(table)) < expit(1.5 * table["y"])))
+    return Study(table, gappy, TWO_COVARIATES)
+
+
+def two_covariates(rng: np.random.Generator, size: int, noise: float) -> pd.DataFrame:
+    """Return visits with x1 and x2, and y that depends on both."""
     root = np.linalg.cholesky(np.array([[0.5, 0.25], [0.25, 0.5]])).T
     x = (rng.standard_normal((size, 1, 2)) + rng.standard_normal((size, 4, 2))) @ root
-    y = 0.5 * x.sum(2) + 0.5 * rng.standard_normal((size, 1)) + rng.standard_normal((size, 4))
-    table = long(y=y, x1=x[:, :, 0], x2=x[:, :, 1])
-    gappy = table.assign(x2=table["x2"].mask(rng.random(len(table)) < expit(1.5 * table["y"])))
-    kinds = {"day": "continuous", "x1": "continuous", "x2": "continuous"}
-    return Study(table, gappy, {"measurements": ["y"], "covariates": kinds, **PER_VISIT})
+    y = 0.5 * x.sum(2) + 0.5 * rng.standard_normal((size, 1)) + noise * rng.standard_normal((size, 4))
+    return long(y=y, x1=x[:, :, 0], x2=x[:, :, 1])
+
+
+def covariate_pairs_at_visits(rng: np.random.Generator, size: int) -> Study:
+    """4 visits; x1 and x2 have variance 0.5 between patients and 0.5 between visits, and correlation 0.5 in both; y =
+    (x1 + x2) / 2 + N(0, 0.5²) per patient + N(0, 0.5²). A random 40% of the visits lack x1 and x2. The analysis is a
+    mixed model of y on x1 and x2 with an intercept per patient."""
+    table = two_covariates(rng, size, 0.5)
+    gappy = table.copy()
+    gappy.loc[rng.permutation(len(table)) < 0.4 * len(table), ["x1", "x2"]] = np.nan
+    return Study(table, gappy, TWO_COVARIATES)
 
 
 def judge_mixed(tables: Sequence[pd.DataFrame], study: Study) -> Figures:
@@ -165,6 +182,15 @@ WORLDS = [
         "missing-by-outcome-at-visits", "E", "A covariate missing at visits where the outcome is high",
         missing_by_outcome_at_visits, "patients", (80,),
         {f"slope of {x}": Aim(0.5, about(0.5, 0.02), NOMINAL) for x in ("x1", "x2")},
+        {name: by_tables(judge_mixed, source) for name, source in {
+            "complete data": complete_data, "complete cases": complete_cases,
+            "multilevel imputation": by_multilevel("y", "x1", "x2"), **GP,
+        }.items()},
+    ),
+    World(
+        "covariate-pairs-at-visits", "M", "Two covariates that are missing together at visits",
+        covariate_pairs_at_visits, "patients", (80,),
+        {f"slope of {x}": Aim(0.5, about(0.5, 0.03), NOMINAL) for x in ("x1", "x2")},
         {name: by_tables(judge_mixed, source) for name, source in {
             "complete data": complete_data, "complete cases": complete_cases,
             "multilevel imputation": by_multilevel("y", "x1", "x2"), **GP,

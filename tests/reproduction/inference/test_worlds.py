@@ -99,6 +99,36 @@ def test_a_covariate_is_missing_by_the_outcome_alone():
     assert np.corrcoef(beyond, table["x2"])[0, 1] == pytest.approx(0.0, abs=0.02)
 
 
+def test_two_covariates_are_missing_together_at_random():
+    world = WORLDS["covariate-pairs"]
+    study = world.study(MANY, 0)
+    table, lost = study.complete, lacking(study, "x1")
+    truths = {name: aim.truth for name, aim in world.aims.items()}
+    assert coefficients(table, "y", "x1", "x2")[1:] == pytest.approx(
+        [truths["slope of x1"], truths["slope of x2"]], abs=0.01
+    )
+    assert table[["x1", "x2"]].corr().iloc[0, 1] == pytest.approx(truths["across rows"], abs=0.01)
+    apart = [table[name] - coefficients(table, name, "y") @ design(table["y"]).T for name in ("x1", "x2")]
+    assert np.corrcoef(apart)[0, 1] == pytest.approx(truths["within rows"], abs=0.01)
+    np.testing.assert_array_equal(lost, lacking(study, "x2"))
+    assert not lacking(study, "y").any()
+    assert lost.mean() == pytest.approx(0.4, abs=1e-3)
+    assert table.loc[lost, "y"].mean() == pytest.approx(table.loc[~lost, "y"].mean(), abs=0.05)
+
+
+def test_two_covariates_are_missing_together_at_visits():
+    study = WORLDS["covariate-pairs-at-visits"].study(MANY // 4, 0)
+    table, lost = study.complete, lacking(study, "x1")
+    means = table.groupby("id")[["y", "x1", "x2"]].transform("mean")
+    for part in (table, table - means):
+        assert part[["x1", "x2"]].corr().iloc[0, 1] == pytest.approx(0.5, abs=0.02)
+        assert coefficients(part, "y", "x1", "x2")[1:] == pytest.approx([0.5, 0.5], abs=0.02)
+    left = (table - means)["y"] - (table - means)[["x1", "x2"]].sum(axis=1) / 2
+    assert left.var() * 4 / 3 == pytest.approx(0.25, abs=0.01)
+    np.testing.assert_array_equal(lost, lacking(study, "x2"))
+    assert lost.mean() == pytest.approx(0.4, abs=1e-3)
+
+
 @pytest.mark.parametrize("name", ["arm-of-rows", "no-arm-of-rows", "arm", "no-arm", "permuted-arms"])
 def test_arms_are_halves_at_random_with_the_effect_that_is_stated(name):
     world = WORLDS[name]
@@ -166,4 +196,4 @@ def test_patients_drop_out_for_good_by_the_last_value_measured(name):
 
 def test_worlds_are_chosen_by_name_or_letter():
     assert [world.name for world in chosen(["T", "pairs"])] == ["pairs", "dropout", "dropout-no-effect"]
-    assert {world.letter for world in WORLDS.values()} == set("ABCDEFGJKT")
+    assert {world.letter for world in WORLDS.values()} == set("ABCDEFGJKMT")

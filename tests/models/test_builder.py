@@ -156,8 +156,8 @@ def test_blank_networks_have_the_parts_and_shapes_of_built_ones(make):
     vae = model.vae
     sizes = {"inducing": vae.prior.inducing_count, "covariate prior": vae.covariate_prior.sizes()}
     sizes["regressed visits"] = vae.covariate_posterior.visit_regression is not None
-    dependence = vae.covariate_posterior.dependence
-    sizes["dependent numbers"] = None if dependence is None else dependence.factors
+    linear = vae.covariate_posterior.linear_posterior or vae.covariate_posterior.dependence
+    sizes["linear factors"] = None if linear is None else linear.factors
     blank = build_blank(make(VISITS), model.encoder, sizes)
     shapes = [{name: value.shape for name, value in one.state_dict().items()} for one in (vae, blank)]
     assert shapes[0] == shapes[1]

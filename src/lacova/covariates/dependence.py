@@ -30,6 +30,7 @@ from lacova.covariates.paths import along, before, correlations_before, memory
 from lacova.data.batches import Batch
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import Dependence, FactorisedDistribution
+from lacova.nn.linalg import cholesky, identity, inverse_lower, solve_lower
 
 PRIOR_VISITS = 0.5  # pseudo-visits at the mean, as in the regression on patients' averages
 
@@ -64,11 +65,43 @@ def coupled(space: CovariateSpace, x_mask: Tensor) -> bool:
 
 def of_precision(precision: Tensor, space: CovariateSpace) -> Dependence:
     """Return the dependence of numbers with these precision matrices (N×K×K), up to the scale of each number."""
-    covariance = torch.cholesky_inverse(torch.linalg.cholesky(precision))
+    return scaled(precision, covariance_of(precision), space)
+
+
+def covariance_of(precision: Tensor) -> Tensor:
+    """Return the inverses of precision matrices (N×K×K)."""
+    root = inverse_lower(cholesky(precision, 0.0))
+    return root.mT @ root
+
+
+def scaled(precision: Tensor, covariance: Tensor, space: CovariateSpace) -> Dependence:
+    """Return the dependence of numbers with these precision matrices and their inverses, the variances scaled to 1."""
     sd = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
     scale = sd[:, :, None] * sd[:, None, :]
-    correlation = covariance / scale
-    return Dependence(torch.linalg.cholesky(correlation), precision * scale, space.on(precision.device).continuous)
+    return Dependence(
+        cholesky(covariance / scale, 0.0), precision * scale, space.on(precision.device).continuous
+    )  # fmt: skip
+
+
+def without_factors(information: Tensor, gradient: Tensor, numbers: int) -> tuple[Tensor, Tensor]:
+    """Integrate z ~ N(0, I) out of what measurements say of numbers and z.
+
+    Args:
+        information: their part of the joint precision (N×(K+r)×(K+r)).
+        gradient: of the log-likelihood at 0 (N×(K+r)).
+        numbers: K.
+
+    Returns:
+        The same of the numbers alone (N×K×K, N×K).
+    """
+    k, own = numbers, information[:, :numbers, :numbers]
+    factors = information.shape[1] - k
+    if not factors:
+        return own, gradient
+    of_z = information[:, k:, k:] + identity(factors, information.dtype, information.device)
+    root = solve_lower(cholesky(of_z, 0.0), torch.cat([information[:, k:, :k], gradient[:, k:, None]], 2))
+    of_x, of_gradient = root[:, :, :k], root[:, :, k:]
+    return own - of_x.mT @ of_x, gradient[:, :k] - (of_x.mT @ of_gradient)[..., 0]
 
 
 class NumberDependence(nn.Module):
@@ -102,25 +135,26 @@ class NumberDependence(nn.Module):
         if not coupled(self.space, x_mask):
             return None
         gaps = ~x_mask.index_select(1, self.space.on(x_mask.device).continuous)
-        return of_precision(of_gaps(self.precision.to(dtype), gaps), self.space)
+        return of_precision(of_gaps(self.precision, gaps), self.space).to(dtype)
 
 
 class PosteriorDependence(nn.Module):
-    """R of the posterior, given which covariates and which measurements a row has.
+    """R of the posterior of patients' numbers, given which covariates and which measurements a row has.
+
+    Of independent rows, `LinearPosterior` has it.
 
     Args:
         space: layout of X.
         measurements: D, the number of Gaussian measurements.
         factors: r, the number of factors.
-        by_scale: whether Λ is in the scale of single entries, as that of `NumberDependence`; else in that of X.
     """
 
     precision: Tensor
     loadings: Tensor
 
-    def __init__(self, space: CovariateSpace, measurements: int, factors: int, by_scale: bool) -> None:
+    def __init__(self, space: CovariateSpace, measurements: int, factors: int) -> None:
         super().__init__()
-        self.space, self.factors, self.by_scale = space, factors, by_scale
+        self.space, self.factors = space, factors
         k = len(space.continuous)
         self.register_buffer("precision", torch.eye(k, dtype=torch.float64))
         # (B_d, W_d)/√ψ_d of numbers that vary, and of visit-constant ones.
@@ -128,10 +162,8 @@ class PosteriorDependence(nn.Module):
 
     @torch.no_grad()
     def set(self, group: Group, model: LinearModel) -> None:
-        """Take over what was fitted to a group."""
+        """Take over what measurements say of a group."""
         place = torch.tensor([self.space.continuous.index(q) for q in group.columns])
-        if not self.by_scale:
-            self.precision[place[:, None], place] = torch.linalg.inv(model.covariance)
         k, scaled = len(group.columns), model.loadings / model.noise.sqrt()[:, None]
         own = self.loadings[int(group.static)]
         own[:, place] = scaled[:, :k]
@@ -148,30 +180,24 @@ class PosteriorDependence(nn.Module):
         """
         if not coupled(self.space, batch.x_mask):
             return None
-        dtype, at = batch.x.dtype, self.space.on(batch.x.device).continuous
+        dtype, at = torch.float64, self.space.on(batch.x.device).continuous
         gaps, k = ~batch.x_mask.index_select(1, at), len(at)
-        total, loadings = of_gaps(self.precision.to(dtype), gaps), self.loadings.to(dtype)
+        total = of_gaps(self.precision, gaps)
+        outer = self.loadings[:, :, :, None] * self.loadings[:, :, None, :]  # 2×D×(k+r)×(k+r)
         static = self.space.on(batch.x.device).static.index_select(0, at)
-        outer = loadings[:, :, :, None] * loadings[:, :, None, :]  # 2×D×(k+r)×(k+r)
-        scale = gaps.to(dtype)
-        if self.by_scale:
-            sd = (prior.var * memory(prior).remainder).sqrt().index_select(1, at)
-            scale = torch.where(gaps, sd, 0.0)
+        sd = (prior.var * memory(prior).remainder).sqrt().index_select(1, at).to(dtype)
+        scale = torch.where(gaps, sd, 0.0)
         for group, here in ((0, ~static), (1, static)):
             shown = measured.to(dtype)
             if group:
-                if batch.patient is None or not any(self.space.static):
+                if not any(self.space.static):
                     continue
                 count = shown.new_zeros(batch.patients, shown.shape[1]).index_add(0, batch.patient, shown)
                 shown = (count / (count + PRIOR_VISITS)).index_select(0, batch.patient)
             information = torch.tensordot(shown, outer[group], dims=1)
-            own = information[:, :k, :k]
-            if self.factors:
-                cross, of_factors = information[:, :k, k:], information[:, k:, k:]
-                eye = torch.eye(self.factors, dtype=dtype, device=at.device)
-                own = own - cross @ torch.cholesky_solve(cross.mT, torch.linalg.cholesky(of_factors + eye))
+            own, _ = without_factors(information, shown.new_zeros(len(shown), k + self.factors), k)
             total = total + torch.where(here, scale, 0.0)[:, :, None] * own * torch.where(here, scale, 0.0)[:, None]
-        return of_precision(total, self.space)
+        return of_precision(total, self.space).to(batch.x.dtype)
 
 
 # Draws, densities and divergences

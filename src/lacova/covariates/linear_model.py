@@ -11,6 +11,7 @@ ITERATIONS = 40
 RIDGE = 1.0  # pseudo-rows in which loadings are 0, and in which the numbers are independent
 LEAST_NOISE = 0.02  # ψ_d as a share of the variance of its column
 LEAST_VARIANCE = 1e-6  # of a column
+TINY = 1e-3  # pseudo-rows in which features say nothing
 
 
 class LinearModel(NamedTuple):
@@ -20,11 +21,15 @@ class LinearModel(NamedTuple):
         covariance: Σ (k×k).
         loadings: (B, W) (D×(k+r)).
         noise: ψ (D,).
+        centre: mean of x (k,).
+        intercept: mean of y (D,), where x is at its mean.
     """
 
     covariance: Tensor
     loadings: Tensor
     noise: Tensor
+    centre: Tensor
+    intercept: Tensor
 
 
 def of_gaps(precision: Tensor, gaps: Tensor) -> Tensor:
@@ -33,23 +38,27 @@ def of_gaps(precision: Tensor, gaps: Tensor) -> Tensor:
     return torch.where(both, precision, torch.eye(gaps.shape[1], dtype=precision.dtype, device=precision.device))
 
 
-def fit_linear_model(x: Tensor, y: Tensor, factors: int, generator: torch.Generator | None = None) -> LinearModel:
+def fit_linear_model(
+    x: Tensor, y: Tensor, factors: int, generator: torch.Generator | None = None, weight: Tensor | None = None
+) -> LinearModel:
     """Fit the model to values with gaps (NaN) by EM; it is right where gaps in x depend on y, as long as y is observed.
-
-    Both have means, which are fitted along and dropped.
 
     Args:
         x: numbers (n×k, float64).
         y: measurements (n×D).
         factors: r.
         generator: of the first loadings of the factors.
+        weight: of each row (n,); None for 1.
     """
+    weight = torch.ones(len(x), dtype=x.dtype) if weight is None else weight
+    total = weight.sum()
     x_mask, y_mask = x.isfinite(), y.isfinite()
     x, y, shown = torch.where(x_mask, x, 0.0), torch.where(y_mask, y, 0.0), y_mask.to(y.dtype)
+    known_x, counted = x_mask * weight[:, None], shown * weight[:, None]
     k, d, eye = x.shape[1], y.shape[1], torch.eye(x.shape[1] + factors, dtype=x.dtype)
-    centre, intercept = _mean(x, x_mask), _mean(y, y_mask)
-    variance = _mean((x - centre).square() * x_mask, x_mask).clamp_min(LEAST_VARIANCE)
-    of_y = _mean((y - intercept).square() * y_mask, y_mask).clamp_min(LEAST_VARIANCE)
+    centre, intercept = _mean(x, known_x), _mean(y, counted)
+    variance = _mean((x - centre).square(), known_x).clamp_min(LEAST_VARIANCE)
+    of_y = _mean((y - intercept).square(), counted).clamp_min(LEAST_VARIANCE)
     covariance, noise = torch.diag(variance), 0.7 * of_y
     loadings = torch.zeros(d, k + factors, dtype=x.dtype)
     if factors:
@@ -61,32 +70,43 @@ def fit_linear_model(x: Tensor, y: Tensor, factors: int, generator: torch.Genera
         prior = eye.clone()
         prior[:k, :k] = torch.linalg.inv(covariance)
         value = torch.nn.functional.pad((x - centre) * x_mask, (0, factors))
-        weight = shown / noise
-        precision = prior + torch.tensordot(weight, loadings[:, :, None] * loadings[:, None], dims=1)
-        right = (weight * (y - intercept)) @ loadings - (precision @ value[..., None])[..., 0]
+        precision = prior + torch.tensordot(shown / noise, loadings[:, :, None] * loadings[:, None], dims=1)
+        right = (shown / noise * (y - intercept)) @ loadings - (precision @ value[..., None])[..., 0]
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(of_gaps(precision, ~known)))
         mean = torch.where(known, value, (inverse @ torch.where(known, 0.0, right)[..., None])[..., 0])
         spread = torch.where(known[:, :, None] | known[:, None], 0.0, inverse)
         # M-step: the covariance of x, and the regression of y on (1, f).
-        shift = mean[:, :k].mean(0)
+        shift = weight @ mean[:, :k] / total
         second = spread + mean[:, :, None] * mean[:, None]
-        of_x = second[:, :k, :k].sum(0) - len(x) * shift[:, None] * shift
-        covariance = (of_x + RIDGE * torch.diag(variance)) / (len(x) + RIDGE)
+        of_x = torch.tensordot(weight, second[:, :k, :k], dims=1) - total * shift[:, None] * shift
+        covariance = (of_x + RIDGE * torch.diag(variance)) / (total + RIDGE)
         if d:
             with_one = torch.cat([torch.ones(len(x), 1, dtype=x.dtype), mean], 1)
             moments = with_one[:, :, None] * with_one[:, None]
             moments[:, 1:, 1:] += spread
-            gram = (shown.mT @ moments.flatten(1)).unflatten(1, ridge.shape) + ridge
-            cross = (y * shown).mT @ with_one
+            gram = (counted.mT @ moments.flatten(1)).unflatten(1, ridge.shape) + ridge
+            cross = (y * counted).mT @ with_one
             fitted = torch.linalg.solve(gram, cross)
-            left = y.square().sum(0) - (fitted * cross).sum(1)
-            noise = torch.maximum(left / shown.sum(0).clamp_min(1.0), LEAST_NOISE * of_y)
+            left = (y.square() * counted).sum(0) - (fitted * cross).sum(1)
+            noise = torch.maximum(left / counted.sum(0).clamp_min(1.0), LEAST_NOISE * of_y)
             loadings = fitted[:, 1:]
             intercept = fitted[:, 0] + loadings[:, :k] @ shift  # about the new mean of x
         centre = centre + shift
-    return LinearModel(covariance, loadings, noise)
+    return LinearModel(covariance, loadings, noise, centre, intercept)
 
 
-def _mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the means of the observed values of each column."""
-    return values.sum(0) / mask.sum(0).clamp_min(1)
+def regress(values: Tensor, features: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Return the coefficients (F×m) of a regression of values with gaps (n×m, NaN) on features (n×F)."""
+    known = values.isfinite().to(values.dtype)
+    known = known if weight is None else known * weight[:, None]
+    outer = (features[:, :, None] * features[:, None]).flatten(1)
+    size = features.shape[1]
+    gram = (known.mT @ outer).unflatten(1, (size, size)) + TINY * torch.eye(size, dtype=values.dtype)
+    cross = (torch.nan_to_num(values) * known).mT @ features
+    coefficients: Tensor = torch.linalg.solve(gram, cross).mT
+    return coefficients
+
+
+def _mean(values: Tensor, weight: Tensor) -> Tensor:
+    """Return the weighted means of each column."""
+    return (values * weight).sum(0) / weight.sum(0).clamp_min(1.0)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lacova.covariates.dependence import PosteriorDependence
+from lacova.covariates.linear_posterior import LinearPosterior
 from lacova.covariates.paths import spread
 from lacova.covariates.prior import FactorisedPrior, conditional_prior
 from lacova.covariates.static_regression import StaticRegression
@@ -27,9 +28,11 @@ class AmortisedPosterior(nn.Module):
     The inputs are values and masks of the row, and its conditional prior p(x_u | x_o). The outputs are corrections to a
     starting distribution. Where the prior has paths, so has q: what the visits of a run of gaps tell is shared
     (`covariates/paths.py`). Numbers that a row lacks together depend on each other, where training gave q a
-    `dependence` (`covariates/dependence.py`). Categorical probabilities start at the conditional prior. Normals start
-    there too if `continuous_start` is "conditional"; with "marginal" they start at the column's marginal distribution,
-    so that q can move away from a conditional prior with several modes.
+    `linear_posterior` or, of patients, a `dependence` (`covariates/dependence.py`).
+
+    Categorical probabilities start at the conditional prior. Normals start at a `linear_posterior` if there is one.
+    Else they start at the conditional prior if `continuous_start` is "conditional"; with "marginal" they start at the
+    column's marginal distribution, so that q can move away from a conditional prior with several modes.
 
     Continuous and categorical columns have a network each. The gradient of a column that is known to within a hundredth
     of its standard deviation is so much larger than that of a category that a shared network would never learn the
@@ -60,6 +63,7 @@ class AmortisedPosterior(nn.Module):
         self.continuous_start = continuous_start
         self.static_regression = static_regression
         self.visit_regression: VisitRegression | None = None
+        self.linear_posterior: LinearPosterior | None = None
         self.dependence: PosteriorDependence | None = None
         columns = len(space.names)
         prior_features = 2 * len(space.continuous) + sum(space.levels)
@@ -83,6 +87,15 @@ class AmortisedPosterior(nn.Module):
     def start_from_regression(self, regression: VisitRegression) -> None:
         """Start q of the columns that vary between visits from a fitted regression, corrected by nothing."""
         self.visit_regression = regression
+        self._correct_nothing()
+
+    @torch.no_grad()
+    def start_from_model(self, model: LinearPosterior) -> None:
+        """Start q of the numbers of independent rows from a fitted linear model, corrected by nothing."""
+        self.linear_posterior = model
+        self._correct_nothing()
+
+    def _correct_nothing(self) -> None:
         for network in self.networks:
             *_, last = network.children()
             for parameter in last.parameters():
@@ -90,8 +103,9 @@ class AmortisedPosterior(nn.Module):
 
     def end_of_training(self) -> None:
         """Forget the training rows."""
-        if self.visit_regression is not None:
-            self.visit_regression.examples = None
+        for start in (self.visit_regression, self.linear_posterior):
+            if start is not None:
+                start.examples = None
 
     @property
     def regressed(self) -> Tensor | None:
@@ -118,7 +132,8 @@ class AmortisedPosterior(nn.Module):
         shift, logits = (self._pool_static(out, batch) for out in self._by_column(outputs))
         to_mean, to_log_var = shift.unbind(-1)
         start = prior if self.visit_regression is None else self.visit_regression(prior, batch)
-        if self.continuous_start == "conditional":
+        start = start if self.linear_posterior is None else self.linear_posterior(prior, batch)
+        if self.continuous_start == "conditional" or self.linear_posterior is not None:
             start_mean, start_log_var = start.mean, start.var.log()
         else:
             start_mean, start_log_var = self.base_mean, self.base_log_var
@@ -128,6 +143,8 @@ class AmortisedPosterior(nn.Module):
         distribution = FactorisedDistribution(mean, var, torch.log_softmax(start.log_prob + logits, dim=-1))
         if self.sees_y:
             distribution = spread(distribution, replace(start, paths=prior.paths), batch, self.space)
+        if start.dependence is not None:
+            distribution = replace(distribution, dependence=start.dependence)
         if self.dependence is not None:
             measured = batch.y_mask[:, self.measurements.columns("gaussian")]
             distribution = replace(distribution, dependence=self.dependence(batch, measured, prior))

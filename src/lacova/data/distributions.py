@@ -102,6 +102,10 @@ class Dependence:
         first, second = zip(self.factor.chunk(2), self.precision.chunk(2), strict=True)
         return Dependence(*first, self.columns), Dependence(*second, self.columns)
 
+    def to(self, dtype: torch.dtype) -> Dependence:
+        """Return the dependence in another floating-point type."""
+        return replace(self, factor=self.factor.to(dtype), precision=self.precision.to(dtype))
+
 
 @dataclass(frozen=True)
 class FactorisedDistribution:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lacova.covariates.dependence import PosteriorDependence
+from lacova.covariates.linear_posterior import LinearPosterior
 from lacova.covariates.longitudinal import LongitudinalPrior
 from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import CovariatePrior, FactorisedPrior, JointPrior
@@ -99,9 +100,11 @@ def build_blank(model: Blueprint, encoder: TableEncoder, sizes: Mapping[str, Any
     if sizes["regressed visits"]:
         regression = VisitRegression(space, encoder.measurements, _time(model, encoder))
         vae.covariate_posterior.visit_regression = regression
-    if sizes["dependent numbers"] is not None:
-        gaussian, by_scale = len(encoder.measurements.columns("gaussian")), isinstance(prior, LongitudinalPrior)
-        vae.covariate_posterior.dependence = PosteriorDependence(space, gaussian, sizes["dependent numbers"], by_scale)
+    factors, gaussian = sizes["linear factors"], encoder.measurements.columns("gaussian")
+    if factors is not None and isinstance(prior, LongitudinalPrior):
+        vae.covariate_posterior.dependence = PosteriorDependence(space, len(gaussian), factors)
+    elif factors is not None:
+        vae.covariate_posterior.linear_posterior = LinearPosterior(space, gaussian, factors)
     return vae
 
 

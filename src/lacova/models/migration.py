@@ -33,7 +33,7 @@ OPTIONS_BEFORE = {"schedule": "constant", "start": "random", "members": 1}  # of
 # Parts of the document that older files lack.
 NOT_KEPT: dict[str, Any] = {
     "held out": {"count": 0, "given": False}, "findings": {"used": None, "concerns": {}}, "regressed visits": False,
-    "dependent numbers": None,
+    "linear factors": None,
 }  # fmt: skip
 OPTIONS = {"recall": "masked_loss"}
 TRAINING = {"recall": "masked_log_prob", "validation_recall": "validation_masked_log_prob"}

@@ -50,7 +50,7 @@ def take_apart(model: Storable) -> tuple[dict[str, Any], dict[str, Tensor]]:
     encoder, vae = model.fitted()
     schema, fill = encoder.schema, model.fill
     training = pd.DataFrame() if model.training is None else model.training
-    dependence = vae.covariate_posterior.dependence
+    linear = vae.covariate_posterior.linear_posterior or vae.covariate_posterior.dependence
     known = () if isinstance(model.training_instances, Fingerprints) else model.training_instances
     document = {
         "model": name_of("model", type(model)),
@@ -61,7 +61,7 @@ def take_apart(model: Storable) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "options": {k: pack(v, f"fit option {k}") for k, v in asdict(model.options).items()},
         "sizes": {"inducing": vae.prior.inducing_count, "covariate prior": vae.covariate_prior.sizes()},
         "regressed visits": vae.covariate_posterior.visit_regression is not None,
-        "dependent numbers": None if dependence is None else dependence.factors,
+        "linear factors": None if linear is None else linear.factors,
         "training": pack(list(training.columns), "columns of training"),
         "members": len(model.members),
         "held out": {"count": model.held_out.count, "given": model.held_out.given, "asked": model.held_out.asked},
@@ -110,8 +110,8 @@ def put_together(document: Mapping[str, Any], tensors: Mapping[str, Tensor], cla
     if type(document["regressed visits"]) is not bool:
         raise StorageError("whether its covariates have a regression on visits cannot be read")
     sizes["regressed visits"] = document["regressed visits"]
-    factors = document["dependent numbers"]
-    sizes["dependent numbers"] = None if factors is None else whole_size(factors, 0)
+    factors = document["linear factors"]
+    sizes["linear factors"] = None if factors is None else whole_size(factors, 0)
     blank, small = partial(build_blank, model, encoder, sizes), _is_small(model, encoder, document)
     model.vae = _read_into(blank, parts, small, "vae")
     count = whole_size(document.get("members", 0), 0)

@@ -50,9 +50,11 @@ def train_member(
             part.requires_grad_(False)
     own = member_options(options, train, number)
     units = draw_units(train.host, own.seed)
-    regression = member.covariate_posterior.visit_regression
-    if regression is not None:
-        regression.follow(copy.deepcopy(member.covariate_prior).cpu(), torch.bincount(units, minlength=train.units))
+    posterior, count = member.covariate_posterior, torch.bincount(units, minlength=train.units)
+    if posterior.visit_regression is not None:
+        posterior.visit_regression.follow(copy.deepcopy(member.covariate_prior).cpu(), count)
+    if posterior.linear_posterior is not None:
+        posterior.linear_posterior.fit(count)
     rows = TableLoader(resample(train.host, units), train.masking_rate, own, train.device, train.team)
     outcome = Trainer(member, rows, None, own, checkpoint, posterior_rows=train).run()
     return member, outcome

@@ -5,8 +5,9 @@ standardised numbers e of a row are N(0, R), with R the identity where a number 
 (`paths.py`), e are the innovations, what is new at a visit.
 
 Λ is a precision matrix of all numbers. Given the observed ones, the precision of the gaps is the part of Λ that belongs
-to them, Λ_u. The prior's R is its inverse, scaled to a diagonal of 1. For the posterior, the Gaussian measurements add
-their information: with y = B x + W z + ε, z ~ N(0, I) and ε_d ~ N(0, ψ_d), gaps and z have the joint precision
+to them, Λ_u. The prior's R is its inverse, scaled to a diagonal of 1; Λ_u is scaled along, to the standard deviations
+of the gaps. For the posterior, the Gaussian measurements add their information: with y = B x + W z + ε, z ~ N(0, I) and
+ε_d ~ N(0, ψ_d), gaps and z have the joint precision
 
     [Λ_u 0; 0 I] + Σ_d m_d (B_d, W_d)ᵀ(B_d, W_d)/ψ_d
 
@@ -20,6 +21,7 @@ first are patients' averages.
 
 from __future__ import annotations
 
+import copy
 from typing import NamedTuple
 
 import torch
@@ -32,7 +34,10 @@ from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import Dependence, FactorisedDistribution
 from lacova.nn.linalg import cholesky, identity, inverse_lower, solve_lower
 
-PRIOR_VISITS = 0.5  # pseudo-visits at the mean, as in the regression on patients' averages
+PRIOR_VISITS = 0.5  # pseudo-visits at the mean, which shrink the average of a patient with few visits
+MIN_PAIRS = 20  # rows that show two numbers, for these to have a correlation
+MOST_OFF = 0.98  # most of what an eigenvalue of the correlation may lie below 1
+TINY = 1e-3
 
 
 class Group(NamedTuple):
@@ -107,67 +112,108 @@ def without_factors(information: Tensor, gradient: Tensor, numbers: int) -> tupl
 class NumberDependence(nn.Module):
     """Λ, of the numbers of a covariate prior, in the scale of single entries.
 
+    What the patient's other visits leave of two numbers may go together otherwise than the numbers do as a whole: such
+    as two blood pressures whose noise is independent. So there are two matrices, and a row has a mixture of them: the
+    less its gaps are told by other visits, the more of the second.
+
     Args:
         space: layout of X.
     """
 
     precision: Tensor
+    alone: Tensor
+    left: Tensor
+    marginal: Tensor
 
     def __init__(self, space: CovariateSpace) -> None:
         super().__init__()
         self.space = space
-        self.register_buffer("precision", torch.eye(len(space.continuous), dtype=torch.float64))
+        k = len(space.continuous)
+        self.register_buffer("precision", torch.eye(k, dtype=torch.float64))
+        self.register_buffer("alone", torch.eye(k, dtype=torch.float64))
+        self.register_buffer("left", torch.ones(k, dtype=torch.float64))  # share of the variance that visits leave
+        self.register_buffer("marginal", torch.ones(k, dtype=torch.float64))  # variance
 
     @torch.no_grad()
-    def learn(self, residuals: Tensor, without: int | None = None) -> None:
-        """Fit Λ to standardised residuals (N×K), NaN where a number is not observed, by EM."""
-        for group in groups_of(self.space, without):
-            at = [self.space.continuous.index(q) for q in group.columns]
-            values = residuals[:, at]
-            values = values[values.isfinite().sum(1) > 1]
-            fitted = fit_linear_model(values, values[:, :0], 0)
-            place = torch.tensor(at)
-            self.precision[place[:, None], place] = torch.linalg.inv(fitted.covariance)
+    def learn(self, group: Group, left: Tensor, alone: Tensor) -> None:
+        """Fit the matrices of a group by EM.
+
+        Args:
+            group: the numbers.
+            left: what other visits and categories leave of each (n×k), in standard deviations; NaN where missing.
+            alone: what categories leave of it.
+        """
+        place = torch.tensor([self.space.continuous.index(q) for q in group.columns])
+        for precision, values in ((self.precision, left), (self.alone, alone)):
+            precision[place[:, None], place] = torch.linalg.inv(_correlation(values))
+
+    def of_rows(self, gaps: Tensor, var: Tensor) -> Tensor:
+        """Return Λ_u of rows (N×K×K), whose inverse has a diagonal of 1, given gaps and their prior variances (N×K)."""
+        told = 1.0 - self.left
+        share = ((var / self.marginal - self.left) / told.clamp_min(TINY)).clamp(0.0, 1.0)
+        share = torch.where(gaps & (told > TINY), share, 0.0).sum(1) / (gaps & (told > TINY)).sum(1).clamp_min(1)
+        mixed = self.precision + share[:, None, None] * (self.alone - self.precision)
+        return of_precision(of_gaps(mixed, gaps), self.space).precision
 
     @torch.no_grad()
-    def given(self, x_mask: Tensor, dtype: torch.dtype) -> Dependence | None:
-        """Return the dependence of the gaps of some rows; None if no row has two."""
-        if not coupled(self.space, x_mask):
+    def given(self, batch: Batch, prior: FactorisedDistribution) -> Dependence | None:
+        """Return the dependence of the gaps of a batch; None if no row has two.
+
+        Args:
+            batch: the rows.
+            prior: p(x_u | x_o) of single entries.
+        """
+        if not coupled(self.space, batch.x_mask):
             return None
-        gaps = ~x_mask.index_select(1, self.space.on(x_mask.device).continuous)
-        return of_precision(of_gaps(self.precision, gaps), self.space).to(dtype)
+        at = self.space.on(batch.x.device).continuous
+        gaps, var = ~batch.x_mask.index_select(1, at), prior.var.index_select(1, at).double()
+        return of_precision(self.of_rows(gaps, var), self.space).to(batch.x.dtype)
+
+
+def _correlation(values: Tensor) -> Tensor:
+    """Return the correlation of columns with gaps (n×k, NaN), 0 of pairs that few rows show together."""
+    known = values.isfinite().double()
+    several = known.sum(1) > 1
+    enough = known[several].mT @ known[several] >= MIN_PAIRS
+    if not (enough & ~torch.eye(len(enough), dtype=torch.bool)).any():
+        return torch.eye(values.shape[1], dtype=values.dtype)
+    covariance = fit_linear_model(values[several], values[several][:, :0], 0).covariance
+    sd = covariance.diagonal().sqrt()
+    off = torch.where(enough, covariance / sd / sd[:, None], 0.0).fill_diagonal_(0.0)
+    least = float(torch.linalg.eigvalsh(off)[0])
+    # Zeros in place of correlations may leave no positive matrix: the others shrink until there is one.
+    return torch.eye(len(off), dtype=off.dtype) + min(1.0, MOST_OFF / max(-least, TINY)) * off
 
 
 class PosteriorDependence(nn.Module):
     """R of the posterior of patients' numbers, given which covariates and which measurements a row has.
 
-    Of independent rows, `LinearPosterior` has it.
+    It starts as that of the prior. Of independent rows, `LinearPosterior` has it.
 
     Args:
-        space: layout of X.
+        prior: the dependence of the covariate prior.
         measurements: D, the number of Gaussian measurements.
         factors: r, the number of factors.
     """
 
-    precision: Tensor
     loadings: Tensor
 
-    def __init__(self, space: CovariateSpace, measurements: int, factors: int) -> None:
+    def __init__(self, prior: NumberDependence, measurements: int, factors: int) -> None:
         super().__init__()
-        self.space, self.factors = space, factors
-        k = len(space.continuous)
-        self.register_buffer("precision", torch.eye(k, dtype=torch.float64))
+        self.space, self.factors = prior.space, factors
+        self.prior = copy.deepcopy(prior)
+        k = len(self.space.continuous)
         # (B_d, W_d)/√ψ_d of numbers that vary, and of visit-constant ones.
         self.register_buffer("loadings", torch.zeros(2, measurements, k + factors, dtype=torch.float64))
 
     @torch.no_grad()
-    def set(self, group: Group, model: LinearModel) -> None:
+    def set_loadings(self, group: Group, model: LinearModel) -> None:
         """Take over what measurements say of a group."""
         place = torch.tensor([self.space.continuous.index(q) for q in group.columns])
-        k, scaled = len(group.columns), model.loadings / model.noise.sqrt()[:, None]
+        k, per_noise = len(group.columns), model.loadings / model.noise.sqrt()[:, None]
         own = self.loadings[int(group.static)]
-        own[:, place] = scaled[:, :k]
-        own[:, len(self.space.continuous) :] = scaled[:, k:]
+        own[:, place] = per_noise[:, :k]
+        own[:, len(self.space.continuous) :] = per_noise[:, k:]
 
     @torch.no_grad()
     def forward(self, batch: Batch, measured: Tensor, prior: FactorisedDistribution) -> Dependence | None:
@@ -180,23 +226,22 @@ class PosteriorDependence(nn.Module):
         """
         if not coupled(self.space, batch.x_mask):
             return None
-        dtype, at = torch.float64, self.space.on(batch.x.device).continuous
+        at = self.space.on(batch.x.device).continuous
         gaps, k = ~batch.x_mask.index_select(1, at), len(at)
-        total = of_gaps(self.precision, gaps)
+        total = self.prior.of_rows(gaps, prior.var.index_select(1, at).double())
         outer = self.loadings[:, :, :, None] * self.loadings[:, :, None, :]  # 2×D×(k+r)×(k+r)
         static = self.space.on(batch.x.device).static.index_select(0, at)
-        sd = (prior.var * memory(prior).remainder).sqrt().index_select(1, at).to(dtype)
-        scale = torch.where(gaps, sd, 0.0)
-        for group, here in ((0, ~static), (1, static)):
-            shown = measured.to(dtype)
-            if group:
-                if not any(self.space.static):
-                    continue
-                count = shown.new_zeros(batch.patients, shown.shape[1]).index_add(0, batch.patient, shown)
-                shown = (count / (count + PRIOR_VISITS)).index_select(0, batch.patient)
-            information = torch.tensordot(shown, outer[group], dims=1)
-            own, _ = without_factors(information, shown.new_zeros(len(shown), k + self.factors), k)
-            total = total + torch.where(here, scale, 0.0)[:, :, None] * own * torch.where(here, scale, 0.0)[:, None]
+        sd = (prior.var * memory(prior).remainder).sqrt().index_select(1, at).double()
+        shown = measured.double()
+        observed = [(~static, shown)]
+        if any(self.space.static):
+            count = shown.new_zeros(batch.patients, shown.shape[1]).index_add(0, batch.patient, shown)
+            observed.append((static, (count / (count + PRIOR_VISITS)).index_select(0, batch.patient)))
+        for own_outer, (columns, seen) in zip(outer, observed, strict=False):
+            information = torch.tensordot(seen, own_outer, dims=1)
+            own, _ = without_factors(information, seen.new_zeros(len(seen), k + self.factors), k)
+            scale = torch.where(gaps & columns, sd, 0.0)
+            total = total + scale[:, :, None] * own * scale[:, None]
         return of_precision(total, self.space).to(batch.x.dtype)
 
 

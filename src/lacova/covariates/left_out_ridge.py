@@ -68,16 +68,28 @@ class LeftOut:
     def __init__(self, group: Integers) -> None:
         order = np.argsort(group, kind="stable")
         _, first, size = np.unique(group[order], return_index=True, return_counts=True)
-        within = np.arange(size.max())
-        at = first[:, None] + np.minimum(within, size[:, None] - 1)
-        self.places = np.where(within < size[:, None], order[at], len(group))  # G×m, padded with n
+        # Patients of about as many rows are one array (G×m), padded with n.
+        self.places: list[Integers] = []
+        longest = 2 ** np.ceil(np.log2(size)).astype(int)
+        for most in np.unique(longest):
+            start, count = first[longest == most, None], size[longest == most, None]
+            within = np.arange(count.max())
+            at = order[start + np.minimum(within, count - 1)]
+            self.places.append(np.where(within < count, at, len(group)))
 
     def residuals(self, residual: Floats, root: Floats) -> Floats:
         """Return them (n,) from the residuals of the fit to all (n,); `root` is W (n×R)."""
-        w = np.r_[root, np.zeros((1, root.shape[1]))][self.places]  # G×m×R
-        blocks = np.eye(w.shape[1]) * (1.0 + TINY) - w @ w.transpose(0, 2, 1)
+        padded_root, padded = np.r_[root, np.zeros((1, root.shape[1]))], np.r_[residual, 0.0]
         values = np.zeros(len(residual) + 1)
-        values[self.places] = np.linalg.solve(blocks, np.r_[residual, 0.0][self.places][..., None])[..., 0]
+        for places in self.places:
+            w, r = padded_root[places], padded[places][..., None]  # G×m×R, G×m×1
+            if places.shape[1] <= root.shape[1]:
+                blocks = np.eye(w.shape[1]) * (1.0 + TINY) - w @ w.transpose(0, 2, 1)
+                values[places] = np.linalg.solve(blocks, r)[..., 0]
+            else:  # (cI − WWᵀ)⁻¹ = (I + W (cI − WᵀW)⁻¹ Wᵀ)/c
+                blocks = np.eye(w.shape[2]) * (1.0 + TINY) - w.transpose(0, 2, 1) @ w
+                solved = w @ np.linalg.solve(blocks, w.transpose(0, 2, 1) @ r)
+                values[places] = ((r + solved) / (1.0 + TINY))[..., 0]
         left_out: Floats = values[:-1]
         return left_out
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lacova.covariates.dependence import coupled, covariance_of, of_precision, scaled, without_factors
-from lacova.covariates.linear_model import fit_linear_model, of_gaps, regress
+from lacova.covariates.linear_model import fit_linear_model, of_gaps, regress, with_intercept
 from lacova.data.batches import Batch
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import FactorisedDistribution
@@ -83,7 +83,7 @@ class LinearPosterior(nn.Module):
     def learn(self, table: Table, rows: Tensor, seed: int) -> None:
         """Fit the model to some rows of the training table, and keep these as `examples`."""
         chosen = table.x[rows], table.x_mask[rows]
-        hot, known = self._levels(*chosen)
+        hot, known = self.space.levels_of(*chosen)
         self.shares.copy_((hot * known).sum(0) / known.sum(0).clamp_min(1.0))
         x, y = (
             torch.where(mask[:, columns], values[:, columns].double(), torch.nan)
@@ -92,7 +92,7 @@ class LinearPosterior(nn.Module):
                 (table.y[rows], table.y_mask[rows], self.columns),
             )
         )
-        self.examples = Examples(x, y, self._categories(*chosen), rows, seed)
+        self.examples = Examples(x, y, with_intercept(hot, known, self.shares), rows, seed)
         self.fit()
 
     @torch.no_grad()
@@ -121,7 +121,7 @@ class LinearPosterior(nn.Module):
     def forward(self, prior: FactorisedDistribution, batch: Batch) -> FactorisedDistribution:
         """Return q of the numbers of a batch; categories keep their conditional prior."""
         at = self.space.on(batch.x.device).continuous
-        categories = self._categories(batch.x, batch.x_mask)
+        categories = with_intercept(*self.space.levels_of(batch.x, batch.x_mask), self.shares)
         gaps, shown = ~batch.x_mask.index_select(1, at), batch.y_mask.index_select(1, self.columns).double()
         mean, var = (part.index_select(1, at).double() for part in (prior.mean, prior.var))
         x = torch.where(gaps, mean, batch.x.index_select(1, at).double()) - categories @ self.of_x
@@ -145,18 +145,6 @@ class LinearPosterior(nn.Module):
             prior.mean.index_copy(1, at, mean.to(dtype)), prior.var.index_copy(1, at, var.to(dtype)), prior.log_prob,
             dependence=scaled(precision, covariance, self.space).to(dtype) if together else None,
         )  # fmt: skip
-
-    def _categories(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Return an intercept and the levels of the categories (N×C), at their shares where they are missing."""
-        hot, known = self._levels(x, mask)
-        filled = torch.where(known > 0.0, hot, self.shares)
-        return torch.cat([filled.new_ones(len(x), 1), filled], dim=1)
-
-    def _levels(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the levels of the categories as 0 and 1, and which are known (N×levels)."""
-        first, at = len(self.space.continuous), self.space.on(x.device)
-        hot, known = self.space.values(x)[:, first:], mask.index_select(1, at.owner[first:])
-        return torch.where(known, hot, 0.0).double(), known.double()
 
 
 def _spread(values: Tensor, weight: Tensor) -> Tensor:

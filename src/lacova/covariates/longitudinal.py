@@ -19,12 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lacova.covariates import factorised
-from lacova.covariates.dependence import NumberDependence
+from lacova.covariates.dependence import NumberDependence, groups_of
+from lacova.covariates.linear_model import of_patients, regress, with_intercept
 from lacova.covariates.mixture import Mixture
 from lacova.covariates.prior import CovariatePrior, FactorisedPrior, JointPrior, conditional_prior
 from lacova.covariates.processes import (
@@ -43,6 +45,22 @@ from lacova.data.batches import Batch
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import ConditionalPrior, FactorisedDistribution, Paths
 from lacova.data.table import Table
+
+MAX_ROWS = 2000  # that the dependence of numbers is fitted to
+
+
+class Residuals(NamedTuple):
+    """Numbers of a table in standard deviations (N×K), NaN where missing; visit-constant ones in one row of a patient.
+
+    Attributes:
+        left: less what the patient's other visits say, where a number has a memory.
+        alone: less the mean.
+        share: of the variance that other visits leave, on average (K,).
+    """
+
+    left: Tensor
+    alone: Tensor
+    share: Tensor
 
 
 class LongitudinalPrior(CovariatePrior):
@@ -107,7 +125,7 @@ class LongitudinalPrior(CovariatePrior):
                 single_rate.copy_(fit_rate_matrix(single_rate, table, clock, q))
         prior = cls(mixture, marginal, rates, time, generators, lasting, paths)
         if prior.dependence is not None:
-            prior.dependence.learn(prior.residuals(table), time)
+            prior._learn_dependence(prior.dependence, table, seed)
         return prior
 
     @classmethod
@@ -134,16 +152,13 @@ class LongitudinalPrior(CovariatePrior):
         self.across.update(completed)
 
     @torch.no_grad()
-    def residuals(self, table: Table) -> Tensor:
-        """Return each number less what its column says of it elsewhere, in standard deviations; NaN where missing.
-
-        Elsewhere are the patient's other visits, for a number with a memory. A visit-constant one stands in the first
-        row of its patient.
-        """
+    def residuals(self, table: Table) -> Residuals:
+        """Return what the numbers of a table are, beyond what is said of them elsewhere."""
         columns, clock = torch.tensor(self.space.continuous, dtype=torch.long), clock_of(table, self.time)
         mean, sd = self.marginal.mean.double(), self.marginal.var.double().sqrt()
         mask = table.x_mask[:, columns].cpu()
         values = (table.x.cpu().double()[:, columns] - mean[columns]) / sd[columns]
+        left, share = values.clone(), torch.ones(len(columns), dtype=values.dtype)
         memory = torch.isfinite(self.rates[columns]).nonzero()[:, 0]
         if len(memory):
             visits = Visits.of(table, clock, columns[memory])
@@ -151,12 +166,33 @@ class LongitudinalPrior(CovariatePrior):
                 visits.order, visits.patient, clock, values[:, memory], visits.x_mask, self.rates[columns[memory]],
                 self.lasting[columns[memory]],
             )  # fmt: skip
-            values[:, memory] = (values[:, memory] - along.mean) / along.var.sqrt()
+            left[:, memory] = (values[:, memory] - along.mean) / along.var.sqrt()
+            known = mask[:, memory].double()
+            share[memory] = (along.var * known).sum(0) / known.sum(0).clamp_min(1.0)
         assert table.patient is not None
         patient, number = table.patient.cpu(), torch.arange(len(table))
         first = torch.full((int(patient.max()) + 1,), len(table)).scatter_reduce(0, patient, number, "amin")
         static = torch.tensor(self.space.static)[columns]
-        return torch.where(mask & ((first[patient] == number)[:, None] | ~static), values, torch.nan)
+        mask = mask & ((first[patient] == number)[:, None] | ~static)
+        return Residuals(torch.where(mask, left, torch.nan), torch.where(mask, values, torch.nan), share)
+
+    def _learn_dependence(self, dependence: NumberDependence, table: Table, seed: int) -> None:
+        """Fit the dependence of numbers to some of the rows."""
+        assert table.patient is not None
+        residuals, columns = self.residuals(table), torch.tensor(self.space.continuous, dtype=torch.long)
+        categories = with_intercept(*self.space.levels_of(table.x, table.x_mask)).cpu()
+        averages = of_patients(categories, table.patient.cpu())
+        rows = torch.randperm(len(table), generator=torch.Generator().manual_seed(seed))
+        for group in groups_of(self.space, self.time):
+            place = torch.tensor([self.space.continuous.index(q) for q in group.columns])
+            parts = [part[:, place] for part in (residuals.left, residuals.alone)]
+            chosen = rows[parts[0][rows].isfinite().any(1)][:MAX_ROWS]
+            features = (averages if group.static else categories)[chosen]
+            dependence.learn(
+                group, *(part[chosen] - features @ regress(part[chosen], features) for part in parts)
+            )  # fmt: skip
+        dependence.left.copy_(residuals.share)
+        dependence.marginal.copy_(self.marginal.var[columns])
 
     @torch.no_grad()
     def condition(self, table: Table) -> ConditionalPrior:
@@ -218,7 +254,7 @@ class LongitudinalPrior(CovariatePrior):
         p = conditional_prior(batch).distribution
         if self.dependence is None:
             return p
-        return replace(p, dependence=self.dependence.given(batch.x_mask, batch.x.dtype))
+        return replace(p, dependence=self.dependence.given(batch, p))
 
     def _alike(self, levels: Tensor) -> list[Tensor]:
         """Return groups of columns with memory that are computed at once: numbers, pairs of levels, and each other."""

@@ -130,18 +130,24 @@ def fit_rate(marginal: FactorisedPrior, table: Table, clock: Tensor, q: int) -> 
 def fit_number(marginal: FactorisedPrior, table: Table, clock: Tensor, q: int) -> tuple[Tensor, Tensor]:
     """Return the rate of a number and the share of its variance that lasts, which make its courses most likely.
 
-    They are those of a grid, for at most MAX_PATIENTS patients; inf and 1 if no patient has two values.
+    They are those of a grid, for at most MAX_PATIENTS patients, evenly spread over the table; inf and 1 if no patient
+    has two values.
     """
     visits = Visits.of(table, clock, torch.tensor([q]))
-    observed = visits.order[visits.x_mask[visits.order, 0] & (visits.patient[visits.order] < MAX_PATIENTS)]
-    courses = Courses.of(observed, visits.patient, clock)
+    observed = visits.order[visits.x_mask[visits.order, 0]]
+    patients = torch.unique_consecutive(visits.patient[observed])
+    chosen = patients[:: -(-max(len(patients), 1) // MAX_PATIENTS)]
+    observed = observed[torch.isin(visits.patient[observed], chosen)]
+    # Filters hold arrays of all rows, so that others are left out.
+    values, patient, clock = visits.x[observed], visits.patient[observed], clock[observed]
+    courses = Courses.of(torch.arange(len(observed)), patient, clock)
     if len(courses.rows) < 2:
         return torch.tensor(torch.inf), torch.tensor(1.0)
     second = courses.gap[torch.cat(courses.rows[1:])]
     rates = NUMBER_RATES / second.clamp_min(1e-6).mean()
     rate, lasting = (part.reshape(-1, 1) for part in torch.meshgrid(rates, LASTING, indexing="ij"))
-    x = (visits.x - marginal.mean[q].double()) / marginal.var[q].double().sqrt()
-    best = log_likelihood(courses, x, visits.x_mask, rate, lasting)[:, 0].argmax()
+    x = (values - marginal.mean[q].double()) / marginal.var[q].double().sqrt()
+    best = log_likelihood(courses, x, torch.ones_like(x, dtype=torch.bool), rate, lasting)[:, 0].argmax()
     return rate[best, 0], lasting[best, 0]
 
 

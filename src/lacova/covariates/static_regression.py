@@ -15,6 +15,7 @@ import torch
 from scipy.special import log_softmax, softmax
 from torch import Tensor
 
+from lacova.covariates.dependence import PRIOR_VISITS
 from lacova.covariates.prior import CovariatePrior
 from lacova.covariates.regression import Coefficients, ShrunkRegression, principal_directions
 from lacova.data.batches import Batch, Batches
@@ -23,7 +24,6 @@ from lacova.data.measurement_space import MeasurementSpace
 from lacova.data.scaling import Floats
 from lacova.data.table import Table
 
-PRIOR_VISITS = 0.5  # pseudo-visits at the mean, which shrink the average of a patient with few visits
 MIN_PATIENTS = 20  # patients with an observed value, for a column to have a regression
 MAX_PATIENTS = 2000  # patients that are used
 COVARIATE_WEIGHT = 0.3  # scale of other covariates relative to measurements: the prior may already use them

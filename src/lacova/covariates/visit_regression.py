@@ -9,6 +9,7 @@ regression made the clinical tables' worse.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -16,10 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lacova.covariates.dependence import PRIOR_VISITS
 from lacova.covariates.left_out_ridge import Ridge, regress_number
 from lacova.covariates.prior import CovariatePrior
 from lacova.covariates.regression import ShrunkRegression, principal_directions
-from lacova.covariates.static_regression import COVARIATE_WEIGHT, PRIOR_VISITS
+from lacova.covariates.static_regression import COVARIATE_WEIGHT
 from lacova.data.batches import Batch, Batches
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.measurement_space import MeasurementSpace
@@ -105,7 +107,7 @@ class VisitRegression(ShrunkRegression):
         patients = patients[: max(1, int((visits <= MAX_VISITS).sum()))]
         batch = Batches(table).batch(patients)
         self._learn_scale(batch)
-        masked = [replace(batch, x_mask=batch.x_mask & kept) for kept in _halves(batch, generator)]
+        masked = [replace(batch, x_mask=batch.x_mask & kept) for kept in _halves(batch, self.space.static, generator)]
         first, second = (Table(b.y, b.y_mask, b.x, b.x_mask, b.patient, tuple(range(b.patients))) for b in masked)
         h, share = (torch.cat(parts) for parts in zip(*map(self.features, masked), strict=True))
         examples = Examples((first, second), {}, share.mean(0))
@@ -164,13 +166,14 @@ class VisitRegression(ShrunkRegression):
         )
 
 
-def _halves(batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _halves(batch: Batch, static: Sequence[bool], generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return two masks of what is kept (N×Q each): what one keeps, the other leaves out.
 
-    As many patients as have no value of a column at any visit have all of them in the same half.
+    As many patients as have no value of a column at any visit have all of them in the same half; and so have all of a
+    visit-constant column.
     """
     seen = torch.zeros(batch.patients, batch.x_mask.shape[1]).index_add(0, batch.patient, batch.x_mask.float())
-    whole = torch.rand(seen.shape, generator=generator) < (seen == 0).float().mean(0)
+    whole = (torch.rand(seen.shape, generator=generator) < (seen == 0).float().mean(0)) | torch.tensor(static)
     first = torch.rand(batch.x_mask.shape, generator=generator) < 0.5
     of_patient = torch.rand(seen.shape, generator=generator) < 0.5
     first = torch.where(whole[batch.patient], of_patient[batch.patient], first)

@@ -113,12 +113,12 @@ class Batch:
             y, y_mask, x, x_mask, patient, self.scale, both, self.patients + other.patients, longest=longest
         )  # fmt: skip
 
-    def by_entry(self) -> Batch:
-        """Return the same rows with the conditional prior of each entry by itself, without paths."""
+    def by_row(self) -> Batch:
+        """Return the same rows with the conditional prior of each by itself, without paths."""
         prior = self.conditional_prior
         if prior is None or prior.distribution.paths is None:
             return self
-        return replace(self, conditional_prior=replace(prior, distribution=prior.distribution.by_entry()))
+        return replace(self, conditional_prior=replace(prior, distribution=prior.distribution.by_row()))
 
     def take(self, rows: Tensor) -> Batch:
         """Return the rows chosen by a mask (N̂,), with their patients numbered anew."""

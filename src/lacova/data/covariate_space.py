@@ -85,6 +85,12 @@ class CovariateSpace:
             column = torch.where(at.number, column, (column == at.code).to(x.dtype))
         return column if mask is None else column * mask.index_select(1, at.owner)
 
+    def levels_of(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the levels of the categories as 0 and 1, 0 where missing, and 1 where known (N×levels, float64)."""
+        first = len(self.continuous)
+        known = mask.index_select(1, self.on(x.device).owner[first:])
+        return torch.where(known, self.values(x)[:, first:], 0.0).double(), known.double()
+
     def of_levels(self, values: Tensor) -> Tensor:
         """Return values of all levels (N×Q×max_levels) at the one-hot features, in the order of `values`."""
         return values.flatten(1).index_select(1, self.on(values.device).level_place)

@@ -102,9 +102,10 @@ class Dependence:
         first, second = zip(self.factor.chunk(2), self.precision.chunk(2), strict=True)
         return Dependence(*first, self.columns), Dependence(*second, self.columns)
 
-    def to(self, dtype: torch.dtype) -> Dependence:
-        """Return the dependence in another floating-point type."""
-        return replace(self, factor=self.factor.to(dtype), precision=self.precision.to(dtype))
+    def to(self, where: torch.device | torch.dtype) -> Dependence:
+        """Return the dependence on another device or in another floating-point type."""
+        columns = self.columns if isinstance(where, torch.dtype) else self.columns.to(where)
+        return Dependence(self.factor.to(where), self.precision.to(where), columns)
 
 
 @dataclass(frozen=True)
@@ -121,8 +122,8 @@ class FactorisedDistribution:
         var: variance of each continuous entry (N×Q).
         log_prob: log probabilities of each categorical entry (N×Q×levels), −inf beyond the column's own levels.
         paths: which entries depend on each other along visits; None if all are independent.
-        dependence: how the numbers of a row depend on each other; None if they do not. It is that of one batch, and
-            gone in other choices of rows or columns.
+        dependence: how the numbers of a row depend on each other; None if they do not. It is that of all numbers of one
+            batch: other choices of rows or columns have none.
     """
 
     mean: Tensor
@@ -147,6 +148,10 @@ class FactorisedDistribution:
     def by_entry(self) -> FactorisedDistribution:
         """Return the distribution of each entry by itself: the same without paths and dependence."""
         return replace(self, paths=None, dependence=None)
+
+    def by_row(self) -> FactorisedDistribution:
+        """Return the distribution of each row by itself: the same without paths."""
+        return replace(self, paths=None)
 
     def take(self, rows: Tensor) -> FactorisedDistribution:
         """Return the distribution of some rows: by index, of all rows of some patients in order, or by a mask."""
@@ -177,11 +182,13 @@ class FactorisedDistribution:
     def to(self, where: torch.device | torch.dtype) -> FactorisedDistribution:
         """Return the distribution on another device or in another floating-point type."""
         paths = None if self.paths is None else self.paths.to(where)
-        return FactorisedDistribution(self.mean.to(where), self.var.to(where), self.log_prob.to(where), paths)
+        dependence = None if self.dependence is None else self.dependence.to(where)
+        mean, var, log_prob = (part.to(where) for part in (self.mean, self.var, self.log_prob))
+        return FactorisedDistribution(mean, var, log_prob, paths, dependence)
 
     def detach(self) -> FactorisedDistribution:
         """Return the distribution without its gradient history."""
-        return FactorisedDistribution(self.mean.detach(), self.var.detach(), self.log_prob.detach(), self.paths)
+        return replace(self, mean=self.mean.detach(), var=self.var.detach(), log_prob=self.log_prob.detach())
 
 
 @dataclass(frozen=True)

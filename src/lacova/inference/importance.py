@@ -76,7 +76,7 @@ def importance_sample(
     """
     draws, n = eps.z.shape[:2]
     if not by_patient:
-        q_x, batch = q_x.by_entry(), batch.by_entry()
+        q_x, batch = q_x.by_row(), batch.by_row()
     x = fill(q_x, batch, vae.space, eps)
     flat = x.flatten(0, 1)
     entries = factorised.free_entries(batch, vae.space) if by_patient else ~batch.x_mask

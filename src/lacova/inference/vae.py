@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lacova.covariates import factorised
+from lacova.covariates.dependence import groups_of
 from lacova.covariates.posterior import AmortisedPosterior
 from lacova.covariates.prior import CovariatePrior, conditional_prior
 from lacova.covariates.scenarios import Plan, StandardDraws, fill, plan
@@ -354,7 +355,7 @@ class ConditionalVAE(nn.Module):
     def _informed(self, batch: Batch) -> Tensor:
         """Return the entries (N×Q) whose row, or patient for visit-constant columns, has some y; all if q ignores y.
 
-        On a path, every visit is informed by the others.
+        On a path, every visit is informed by the others; and numbers that a row lacks together are drawn together.
         """
         if not self.covariate_posterior.sees_y:
             return torch.ones_like(batch.x_mask)
@@ -364,4 +365,11 @@ class ConditionalVAE(nn.Module):
         static = self.space.on(measured.device).static
         informed = torch.where(static, patient_measured[batch.patient][:, None], measured[:, None])
         paths = conditional_prior(batch).distribution.paths
-        return informed if paths is None else informed | paths.linked
+        if paths is None:
+            return informed
+        informed = informed | paths.linked
+        for group in groups_of(self.space):
+            columns = torch.tensor(group.columns, device=measured.device)
+            together = (informed & ~batch.x_mask).index_select(1, columns).any(1, keepdim=True)
+            informed = informed.index_copy(1, columns, informed.index_select(1, columns) | together)
+        return informed

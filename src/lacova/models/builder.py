@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lacova.covariates.dependence import PosteriorDependence
+from lacova.covariates.linear_model import most_factors
 from lacova.covariates.linear_posterior import LinearPosterior
 from lacova.covariates.longitudinal import LongitudinalPrior
 from lacova.covariates.posterior import AmortisedPosterior
@@ -101,8 +102,9 @@ def build_blank(model: Blueprint, encoder: TableEncoder, sizes: Mapping[str, Any
         regression = VisitRegression(space, encoder.measurements, _time(model, encoder))
         vae.covariate_posterior.visit_regression = regression
     factors, gaussian = sizes["linear factors"], encoder.measurements.columns("gaussian")
-    if factors is not None and isinstance(prior, LongitudinalPrior):
-        vae.covariate_posterior.dependence = PosteriorDependence(space, len(gaussian), factors)
+    if isinstance(prior, LongitudinalPrior):
+        if factors is None:  # in older files, the numbers of a row are independent
+            prior.dependence = vae.covariate_posterior.dependence = None
     elif factors is not None:
         vae.covariate_posterior.linear_posterior = LinearPosterior(space, gaussian, factors)
     return vae
@@ -153,6 +155,9 @@ def _join(
         space, 0 if model.covariates == "paper" else encoder.measurements, marginal, prior.posterior_start,
         static_regression=regression,
     )  # fmt: skip
+    if isinstance(prior, LongitudinalPrior) and prior.dependence is not None:
+        count = len(encoder.measurements.columns("gaussian"))
+        posterior.dependence = PosteriorDependence(prior.dependence, count, most_factors(count))
     return ConditionalVAE(
         space, encoder.measurements, model.latent_dim, model._networks(encoder), decoder_sees_x=model.decoder_sees_x,
         prior=latent, covariate_prior=prior, covariate_posterior=posterior, likelihood=likelihood,

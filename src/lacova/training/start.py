@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from lacova.covariates.linear_model import identifiable_factors
 from lacova.covariates.visit_regression import VisitRegression
 from lacova.data.batches import Batch, Batches
 from lacova.data.table import Table
@@ -146,14 +147,6 @@ def _start_from_kernel(
     loadings = torch.cat([of_x.loadings, factors.loadings], dim=1)
     _set_decoder(vae, linear, columns, centre, Factors(loadings, noise), None)
     _teach_encoder(vae, batch, mean, scale[:, None] * covariance * scale, generator, ENCODER_STEPS_OF_FEW)
-
-
-def identifiable_factors(columns: int) -> int:
-    """Return the largest K for which D columns determine loadings and noise: (D − K)² ≥ D + K (Ledermann, 1937).
-
-    Two columns have one factor: they do not determine its loadings, but their product, the covariance.
-    """
-    return max((k for k in range(columns) if (columns - k) ** 2 >= columns + k or (columns, k) == (2, 1)), default=0)
 
 
 def fit_factors(residual: Tensor, mask: Tensor, count: int, generator: torch.Generator) -> Factors:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lacova.covariates.dependence import PRIOR_VISITS, Group, NumberDependence, PosteriorDependence, groups_of
-from lacova.covariates.linear_model import fit_linear_model, regress
+from lacova.covariates.dependence import PRIOR_VISITS, Group, PosteriorDependence, groups_of
+from lacova.covariates.linear_model import fit_linear_model, most_factors, of_patients, regress, with_intercept
 from lacova.covariates.linear_posterior import LinearPosterior
 from lacova.covariates.longitudinal import LongitudinalPrior
 from lacova.covariates.prior import JointPrior
@@ -20,11 +20,9 @@ from lacova.data.batches import Batches
 from lacova.data.table import Table
 from lacova.inference.vae import ConditionalVAE
 from lacova.nn.networks import Decoder
-from lacova.training.start import identifiable_factors
 
 MAX_ROWS = 2000  # rows that are used, of whole patients
 MIN_ROWS = 20  # rows with a number and a measurement, or with two numbers of a group of patients' numbers, for a model
-MOST_FACTORS = 5
 
 
 def start_dependence(vae: ConditionalVAE, table: Table, seed: int) -> None:
@@ -44,37 +42,31 @@ def start_dependence(vae: ConditionalVAE, table: Table, seed: int) -> None:
         return
     generator = torch.Generator().manual_seed(seed)
     gaussian = vae.measurements.columns("gaussian")
-    factors = min(identifiable_factors(len(gaussian)), MOST_FACTORS)
     if isinstance(prior, LongitudinalPrior):
-        if prior.dependence is not None:
-            _start_patients(vae, prior, prior.dependence, table, factors, generator)
+        if posterior.dependence is not None:
+            _start_patients(vae, prior, posterior.dependence, table, generator)
     elif isinstance(prior, JointPrior) and vae.joint and table.patient is None and gaussian:
         rows = torch.randperm(len(table), generator=generator)[:MAX_ROWS]
         informative = table.x_mask[rows][:, vae.space.continuous].any(1) & table.y_mask[rows][:, gaussian].any(1)
         if int(informative.sum()) >= MIN_ROWS:
-            regression = LinearPosterior(vae.space, gaussian, factors)
-            regression.learn(table, rows, seed)
-            posterior.start_from_model(regression)
+            model = LinearPosterior(vae.space, gaussian, most_factors(len(gaussian)))
+            model.learn(table, rows, seed)
+            posterior.start_from_model(model)
 
 
 def _start_patients(
-    vae: ConditionalVAE, prior: LongitudinalPrior, own: NumberDependence, table: Table, factors: int,
+    vae: ConditionalVAE, prior: LongitudinalPrior, dependence: PosteriorDependence, table: Table,
     generator: torch.Generator,
 ) -> None:  # fmt: skip
-    """Give q the correlations of numbers that patients lack together."""
+    """Tell q how measurements change the correlations of numbers that patients lack together."""
     groups = groups_of(vae.space, prior.time)
-    if not groups:
-        return
-    chosen = _sample(table, generator)
-    dependence = PosteriorDependence(vae.space, len(vae.measurements.columns("gaussian")), factors)
-    dependence.precision.copy_(own.precision)
+    chosen = _sample(table, generator) if groups else table
     for group in groups:
         x, y = _rows(vae, prior, chosen, group)
         several = x.isfinite().sum(1) > 1
         if int(several.sum()) >= MIN_ROWS:
             used = several | (x.isfinite().any(1) & y.isfinite().any(1))
-            dependence.set(group, fit_linear_model(x[used], y[used], factors, generator))
-    vae.covariate_posterior.dependence = dependence
+            dependence.set_loadings(group, fit_linear_model(x[used], y[used], dependence.factors, generator))
 
 
 def _sample(table: Table, generator: torch.Generator) -> Table:
@@ -95,29 +87,19 @@ def _rows(vae: ConditionalVAE, prior: LongitudinalPrior, table: Table, group: Gr
     patient, patients = table.patient, len(table.labels)
     columns, gaussian = torch.tensor(group.columns), vae.measurements.columns("gaussian")
     y = torch.where(table.y_mask, table.y.double(), torch.nan)[:, gaussian]
-    hot, (total, count) = _levels(vae, table), _sums(y, patient, patients)
+    features = with_intercept(*vae.space.levels_of(table.x, table.x_mask))
+    total, count = _sums(y, patient, patients)
     if group.static:
-        hot = torch.zeros(patients, hot.shape[1], dtype=hot.dtype).index_add(0, patient, hot)
-        hot = hot / torch.bincount(patient, minlength=patients)[:, None]
+        features = of_patients(features, patient)[patient.diff(prepend=patient.new_full((1,), -1)) > 0]
         y = torch.where(count > 0, total / (count + PRIOR_VISITS), torch.nan)
         total, count = _sums(torch.where(table.x_mask, table.x.double(), torch.nan)[:, columns], patient, patients)
         x = total / count
     else:
         places = torch.tensor([vae.space.continuous.index(q) for q in group.columns])
-        x = prior.residuals(table)[:, places] * prior.marginal.var[columns].double().sqrt()
+        x = prior.residuals(table).left[:, places] * prior.marginal.var[columns].double().sqrt()
         others = (total[patient] - torch.nan_to_num(y)) / (count[patient] - 1.0 + PRIOR_VISITS)
         y = y - others
-    features = torch.cat([torch.ones(len(hot), 1, dtype=hot.dtype), hot], 1)
     return x - features @ regress(x, features), y - features @ regress(y, features)
-
-
-def _levels(vae: ConditionalVAE, table: Table) -> Tensor:
-    """Return one-hot features of the categories, at their average where they are missing (N×levels)."""
-    at = vae.space.on(table.x.device)
-    hot = vae.space.values(table.x)[:, len(vae.space.continuous) :].double()
-    known = table.x_mask[:, at.owner[len(vae.space.continuous) :]].double()
-    average = (hot * known).sum(0) / known.sum(0).clamp_min(1.0)
-    return hot * known + average * (1.0 - known)
 
 
 def _sums(values: Tensor, patient: Tensor, patients: int) -> tuple[Tensor, Tensor]:

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from lacova import CVAE, VAE, Dense, FitOptions, GPPriorVAE, Schema
+from lacova.covariates.linear_model import identifiable_factors
 from lacova.models.builder import build
 from lacova.models.fitting import read_training_data
 from lacova.training import start
 from lacova.training.distributed import SINGLE
-from lacova.training.start import fit_factors, identifiable_factors, start_from_factors
+from lacova.training.start import fit_factors, start_from_factors
 
 GENERATOR = torch.Generator().manual_seed(0)
 

@@ -3,11 +3,13 @@
     python -m reproduction.inference run --workers 2 --repetitions 200
     python -m reproduction.inference run --worlds F J --fit '{"members": 5}' --results members.jsonl
     python -m reproduction.inference table --results members.jsonl
+    python -m reproduction.inference without --repetitions 8
     python -m reproduction.inference report
 
 `run` appends one line per world, size, method and repetition to results.jsonl and skips the lines that exist; what
-failed is tried again. Each repetition is its own seed. `table` prints the figures of a results file, and `report`
-writes docs/inference.md and its appendix.
+failed is tried again. Each repetition is its own seed. `without` does the same for models that lack a part of lacova,
+in the worlds that show it. `table` prints the figures of a results file, and `report` writes docs/inference.md and its
+appendix.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from pathlib import Path
 
 from reproduction import results
 from reproduction.inference.page import PAGE, appendix, findings
+from reproduction.inference.parts import PARTS, comparison, run_without
 from reproduction.inference.run import Cell, run
 from reproduction.inference.summary import KEY, plain, summary
 from reproduction.inference.world import Ours
@@ -48,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     letters = sorted({world.letter for world in WORLDS.values()})
-    commands.add_argument("action", choices=("run", "table", "report"))
+    commands.add_argument("action", choices=("run", "without", "table", "report"))
     commands.add_argument(
         "--worlds",
         nargs="+",
@@ -80,12 +83,18 @@ def main(arguments: list[str] | None = None) -> int:
             raise SystemExit("--fit and --settings differ from the defaults: name another file for them, --results.")
         ours = Ours(options.settings, options.fit, options.device)
         return 1 if run(cells(options), ours, options.results, options.workers, options.verbose) else 0
-    lines = summary(results.read(options.results, KEY))
+    if options.action == "without":
+        failed = sum(
+            run_without(part, options.repetitions, options.workers, options.device, options.verbose) for part in PARTS
+        )
+        return 1 if failed else 0
+    whole = results.read(options.results, KEY)
+    lines = summary(whole)
     if options.action == "table":
         names = [world.name for world in chosen(options.worlds)]
         print(plain([line for line in lines if line.world in names]))
     else:
-        write(options.out, findings(lines, options.out.name), appendix(lines))
+        write(options.out, findings(lines, comparison(whole), options.out.name), appendix(lines))
     return 0
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from reproduction.inference.__main__ import METHODS, RESULTS, cells, main, parser
 from reproduction.inference.page import OURS, PAGE, appendix, findings
+from reproduction.inference.parts import PARTS, comparison, run_without
 from reproduction.inference.run import compute
 from reproduction.inference.summary import KEY, plain, summary
 from reproduction.inference.world import Ours
@@ -193,15 +194,47 @@ def test_pages_have_cells_that_were_not_run_and_mark_what_is_wrong(tmp_path):
 
 
 def test_the_pages_of_the_repository_are_those_of_its_results():
-    lines = summary(results.read(RESULTS, KEY))
-    assert PAGE.read_text(encoding="utf-8") == findings(lines)
+    whole = results.read(RESULTS, KEY)
+    lines = summary(whole)
+    assert PAGE.read_text(encoding="utf-8") == findings(lines, comparison(whole))
     assert appendix_of(PAGE).read_text(encoding="utf-8") == appendix(lines)
 
 
 def test_the_commands_of_the_page_are_understood():
     (block,) = re.findall(r"```sh\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.S)
     commands = [shlex.split(line, comments=True) for line in block.splitlines()]
-    assert [words[:3] for words in commands] == [["python", "-m", "reproduction.inference"]] * 4
+    assert [words[:3] for words in commands] == [["python", "-m", "reproduction.inference"]] * 5
     for words in commands:
         parser().parse_args(words[3:])
-    assert json.loads(commands[2][commands[2].index("--fit") + 1]) == {"members": 5}
+    assert json.loads(commands[3][commands[3].index("--fit") + 1]) == {"members": 5}
+
+
+def test_models_without_a_part_are_compared_in_the_same_repetitions(in_this_process, tmp_path, monkeypatch):
+    part = next(part for part in PARTS if part.name == "members")
+    fitted = []
+
+    def answer(study, seed, ours):
+        fitted.append((len(study.gappy), dict(ours.fit)))
+        return {"effect": [0.5, 0.4, 0.6]}
+
+    for world, _ in part.worlds:
+        for method in {"CVAE", "GPPriorVAE"} & set(WORLDS[world].methods):
+            monkeypatch.setitem(WORLDS[world].methods, method, answer)
+    assert run_without(part, 2, 1, "cpu", False, folder=tmp_path) == 0
+    assert fitted == [(50, {"members": 1})] * 8  # two models of one world, and one of two
+    whole = [
+        *made_up([[1.0, 0.9, 1.1], [1.2, 0.9, 1.3], [9.0, 8.0, 9.9]], "arm-of-rows", size=50, figure="effect"),
+    ]
+    text = comparison(whole, folder=tmp_path)
+    row = "| members | F, CVAE | effect | 1 | 1.100, 100% hold it | 0.500, 0% hold it | 2 |"
+    assert text.splitlines()[2:] == [row]
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+def test_parts_are_taken_away_where_worlds_have_them(part):
+    for world, size in part.worlds:
+        assert size in WORLDS[world].sizes
+    settings = part.settings | {"latent_dim": 1}
+    world, size = part.worlds[0]
+    methods = [method for method in ("CVAE", "GPPriorVAE") if method in WORLDS[world].methods]
+    Ours(settings, part.fit | {"max_epochs": 1}, "cpu").model(methods[-1], WORLDS[world].study(size, 0), 0)

@@ -159,6 +159,27 @@ def test_a_file_without_the_setting_has_length_scales_of_each_component(name, tm
     assert_same_model(lacova.load(tmp_path / "older.lacova"), model, table)
 
 
+def test_a_file_without_dependence_has_independent_numbers(tmp_path):
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"id": np.repeat(np.arange(20), 3), "day": np.tile(np.arange(3.0), 20)})
+    table[["y", "a", "b"]] = rng.standard_normal((60, 3))
+    table.loc[::4, ["a", "b"]] = np.nan
+    schema = lacova.Schema(["y"], dict.fromkeys(("day", "a", "b"), "continuous"), instance="id", time="day")
+    lacova.GPPriorVAE(schema, latent_dim=1).fit(table, max_epochs=1, progress=False).save(tmp_path / "model.lacova")
+    document, tensors = read(tmp_path / "model.lacova")
+    assert document["linear factors"] == 0
+    del document["linear factors"], document["sha256"]
+    without = {name: value for name, value in tensors.items() if ".dependence." not in name}
+    assert len(without) < len(tensors)
+    write(tmp_path / "older.lacova", document, without)
+    older = lacova.load(tmp_path / "older.lacova")
+    assert older.vae.covariate_prior.dependence is None
+    assert older.vae.covariate_posterior.dependence is None
+    older.save(tmp_path / "again.lacova")
+    again = lacova.load(tmp_path / "again.lacova")
+    pd.testing.assert_frame_equal(again.impute(table, draws=3), older.impute(table, draws=3))
+
+
 def test_a_model_of_format_1_has_length_scales_of_each_component():
     document, tensors = read(FOLDER / "gp-visits.lacova")
     assert "lengthscales" not in document["settings"]

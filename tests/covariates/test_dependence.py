@@ -185,8 +185,8 @@ def linear_case(seed=0, k=3, d=4, r=2):
     root = torch.randn(k, k, generator=g, dtype=torch.float64)
     loadings = torch.randn(d, k + r, generator=g, dtype=torch.float64)
     noise = 0.2 + torch.rand(d, generator=g, dtype=torch.float64)
-    centre, intercept = (torch.randn(n, generator=g, dtype=torch.float64) for n in (k, d))
-    return LinearModel(root @ root.T + 0.5 * torch.eye(k).double(), loadings, noise, centre, intercept)
+    of_x, of_y = (torch.randn(1, n, generator=g, dtype=torch.float64) for n in (k, d))
+    return LinearModel(root @ root.T + 0.5 * torch.eye(k).double(), loadings, noise, of_x, of_y)
 
 
 def exact(model, missing, shown, x, y):
@@ -196,7 +196,7 @@ def exact(model, missing, shown, x, y):
     cross = b @ model.covariance
     of_y = cross @ b.T + w @ w.T + torch.diag(model.noise)
     joint = torch.cat([torch.cat([model.covariance, cross.T], 1), torch.cat([cross, of_y], 1)])
-    means, values = torch.cat([model.centre, model.intercept]), torch.cat([x, y])
+    means, values = torch.cat([model.of_x[0], model.of_y[0]]), torch.cat([x, y])
     given, u = [j for j in range(k) if j not in missing] + [k + j for j in shown], torch.tensor(missing)
     mean, part = means[u], joint[u][:, u]
     if given:
@@ -221,8 +221,8 @@ SHOWN = torch.tensor(
 def some_rows(model):
     """Rows of a linear model, and their conditional prior: that of x alone."""
     g = generator(4)
-    x = model.centre + torch.randn(6, 3, generator=g, dtype=torch.float64)
-    y = model.intercept + torch.randn(6, 4, generator=g, dtype=torch.float64)
+    x = model.of_x + torch.randn(6, 3, generator=g, dtype=torch.float64)
+    y = model.of_y + torch.randn(6, 4, generator=g, dtype=torch.float64)
     mean, var = x.clone(), torch.ones_like(x)
     for i, gaps in enumerate(GAPS_OF_ROWS):
         missing = gaps.nonzero()[:, 0].tolist()
@@ -250,8 +250,8 @@ def test_the_posterior_of_rows_is_that_of_the_joint_normal():
     for name, value in zip(
         ("precision", "loadings", "noise", "of_x", "of_y"),
         (
-            torch.linalg.inv(model.covariance), model.loadings, model.noise, model.centre[None],
-            model.intercept[None],
+            torch.linalg.inv(model.covariance), model.loadings, model.noise, model.of_x,
+            model.of_y,
         ),
         strict=True,
     ):  # fmt: skip
@@ -293,7 +293,11 @@ def pairs_of(space, *matrices):
 
 def test_two_numbers_whose_sum_is_measured_go_against_each_other():
     model = LinearModel(
-        torch.eye(2).double(), torch.ones(1, 2).double(), torch.tensor([0.25]).double(), torch.zeros(2), torch.zeros(1)
+        torch.eye(2).double(),
+        torch.ones(1, 2).double(),
+        torch.tensor([0.25]).double(),
+        torch.zeros(1, 2),
+        torch.zeros(1, 1),
     )
     space = CovariateSpace(("a", "b"), (0, 0), (False, False))
     dependence = PosteriorDependence(NumberDependence(space), 1, 0)
@@ -344,7 +348,11 @@ def test_pairs_that_few_rows_show_have_no_correlation():
 def test_patients_averages_inform_numbers_that_do_not_vary_and_visits_those_that_do():
     space = CovariateSpace(("a", "b", "s", "t"), (0,) * 4, (False, False, True, True))
     model = LinearModel(
-        torch.eye(2).double(), torch.ones(1, 2).double(), torch.tensor([0.5]).double(), torch.zeros(2), torch.zeros(1)
+        torch.eye(2).double(),
+        torch.ones(1, 2).double(),
+        torch.tensor([0.5]).double(),
+        torch.zeros(1, 2),
+        torch.zeros(1, 1),
     )
     dependence = PosteriorDependence(NumberDependence(space), 1, 0)
     for group in groups_of(space):
@@ -384,9 +392,9 @@ def test_without_measurements_the_posterior_is_the_prior():
 def simulated(n, seed=3, gaps=0.3):
     model, g = linear_case(), generator(seed)
     root = torch.linalg.cholesky(model.covariance)
-    x = model.centre + torch.randn(n, 3, generator=g, dtype=torch.float64) @ root.T
+    x = model.of_x + torch.randn(n, 3, generator=g, dtype=torch.float64) @ root.T
     z = torch.randn(n, 2, generator=g, dtype=torch.float64)
-    y = model.intercept + torch.cat([x - model.centre, z], 1) @ model.loadings.T
+    y = model.of_y + torch.cat([x - model.of_x, z], 1) @ model.loadings.T
     y = y + model.noise.sqrt() * torch.randn(n, 4, generator=g, dtype=torch.float64)
     x, y = (v.masked_fill(torch.rand(v.shape, generator=g) < gaps, torch.nan) for v in (x, y))
     return model, x, y
@@ -402,7 +410,7 @@ def log_likelihood(model, x, y):
     for row in torch.cat([x, y], 1):
         o = row.isfinite().nonzero()[:, 0]
         if len(o):
-            mean = torch.cat([model.centre, model.intercept])
+            mean = torch.cat([model.of_x[0], model.of_y[0]])
             total += float(MultivariateNormal(mean[o], joint[o][:, o]).log_prob(row[o]))
     return total
 
@@ -432,7 +440,7 @@ def test_gaps_that_depend_on_y_do_not_bias_it():
     fitted = fit_linear_model(x, y, 0)
     assert_close(fitted.loadings[0], torch.ones(2).double(), rtol=0, atol=0.08)  # four standard errors
     assert_close(fitted.covariance, torch.eye(2).double(), rtol=0, atol=0.12)
-    assert_close(torch.cat([fitted.centre, fitted.intercept]), torch.zeros(3).double(), rtol=0, atol=0.1)
+    assert_close(torch.cat([fitted.of_x[0], fitted.of_y[0]]), torch.zeros(3).double(), rtol=0, atol=0.1)
 
 
 def test_a_row_with_a_weight_counts_as_often():

@@ -32,8 +32,11 @@ def posterior(h, mean, var, a, b, precision):
     return norm(v * (mean / var + h @ a + b), np.sqrt(v))
 
 
-def test_residuals_of_left_out_patients_equal_refits():
-    h, x, _, _, group = visits()
+@pytest.mark.parametrize("longest", [4, 40], ids=["few visits", "a patient with more visits than features"])
+def test_residuals_of_left_out_patients_equal_refits(longest):
+    h, x, _, _, group = visits(patients=20)
+    group[: longest - 4] = group[0]
+    assert len(group) > 45
     full = np.c_[h, np.ones(len(h))]
     penalty = np.diag([0.7] * 3 + [0.0])
     root = full @ np.linalg.cholesky(np.linalg.inv(full.T @ full + penalty))  # W with WWᵀ the hat matrix

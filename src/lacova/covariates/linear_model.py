@@ -18,21 +18,21 @@ MIN_SHOWN = 20  # rows that show a measurement, for it to have loadings
 
 
 class LinearModel(NamedTuple):
-    """y = B x + W z + ε with x ~ N(0, Σ), z ~ N(0, I) and ε_d ~ N(0, ψ_d).
+    """x = A c + N(0, Σ), y = C c + B (x − A c) + W z + ε with z ~ N(0, I) and ε_d ~ N(0, ψ_d), given features c.
 
     Attributes:
         covariance: Σ (k×k).
         loadings: (B, W) (D×(k+r)).
         noise: ψ (D,).
-        centre: mean of x (k,).
-        intercept: mean of y (D,), where x is at its mean.
+        of_x: Aᵀ (C×k).
+        of_y: Cᵀ (C×D).
     """
 
     covariance: Tensor
     loadings: Tensor
     noise: Tensor
-    centre: Tensor
-    intercept: Tensor
+    of_x: Tensor
+    of_y: Tensor
 
 
 def of_gaps(precision: Tensor, gaps: Tensor) -> Tensor:
@@ -55,8 +55,9 @@ def most_factors(columns: int) -> int:
 
 
 def fit_linear_model(
-    x: Tensor, y: Tensor, factors: int, generator: torch.Generator | None = None, weight: Tensor | None = None
-) -> LinearModel:
+    x: Tensor, y: Tensor, factors: int, generator: torch.Generator | None = None, weight: Tensor | None = None,
+    features: Tensor | None = None,
+) -> LinearModel:  # fmt: skip
     """Fit the model to values with gaps (NaN) by EM; it is right where gaps in x depend on y, as long as y is observed.
 
     Measurements that few rows show have no loadings.
@@ -67,53 +68,57 @@ def fit_linear_model(
         factors: r.
         generator: of the first loadings of the factors.
         weight: of each row (n,); None for 1.
+        features: c of each row (n×C); None for an intercept.
     """
     weight = torch.ones(len(x), dtype=x.dtype) if weight is None else weight
-    total = weight.sum()
+    features = torch.ones(len(x), 1, dtype=x.dtype) if features is None else features
+    total, counts = weight.sum(), features.shape[1]
     x_mask, y_mask = x.isfinite(), y.isfinite()
     y_mask = y_mask & (y_mask.sum(0) >= MIN_SHOWN)
-    x, y, shown = torch.where(x_mask, x, 0.0), torch.where(y_mask, y, 0.0), y_mask.to(y.dtype)
-    known_x, counted = x_mask * weight[:, None], shown * weight[:, None]
+    x, y = (torch.where(mask, values, torch.nan) for mask, values in ((x_mask, x), (y_mask, y)))
+    of_x, of_y = regress(x, features, weight), regress(y, features, weight)
+    variance = variance_of(x - features @ of_x, weight)
+    variance_of_y = variance_of(y - features @ of_y, weight)
+    x, y, shown = torch.nan_to_num(x), torch.nan_to_num(y), y_mask.to(y.dtype)
+    counted = shown * weight[:, None]
     k, d, eye = x.shape[1], y.shape[1], torch.eye(x.shape[1] + factors, dtype=x.dtype)
-    centre, intercept = _mean(x, known_x), _mean(y, counted)
-    variance = _mean((x - centre).square(), known_x).clamp_min(LEAST_VARIANCE)
-    of_y = _mean((y - intercept).square(), counted).clamp_min(LEAST_VARIANCE)
-    covariance, noise = torch.diag(variance), 0.7 * of_y
+    covariance, noise = torch.diag(variance), 0.7 * variance_of_y
     loadings = torch.zeros(d, k + factors, dtype=x.dtype)
     if factors:
-        loadings[:, k:] = 0.3 * of_y.sqrt()[:, None] * torch.randn(d, factors, generator=generator, dtype=x.dtype)
+        start = torch.randn(d, factors, generator=generator, dtype=x.dtype)
+        loadings[:, k:] = 0.3 * variance_of_y.sqrt()[:, None] * start
     known = torch.nn.functional.pad(x_mask, (0, factors))
-    ridge = RIDGE * torch.diag(torch.cat([x.new_full((1,), TINY), variance, x.new_ones(factors)]))
+    ridge = RIDGE * torch.diag(torch.cat([x.new_full((counts,), TINY), variance, x.new_ones(factors)]))
     for _ in range(ITERATIONS):
-        # E-step: mean and covariance of f = (x − μ, z) in each row, given what is observed.
+        # E-step: mean and covariance of f = (x − A c, z) in each row, given what is observed.
         prior = eye.clone()
         prior[:k, :k] = torch.linalg.inv(covariance)
-        value = torch.nn.functional.pad((x - centre) * x_mask, (0, factors))
+        value = torch.nn.functional.pad((x - features @ of_x) * x_mask, (0, factors))
         precision = prior + torch.tensordot(shown / noise, loadings[:, :, None] * loadings[:, None], dims=1)
-        right = (shown / noise * (y - intercept)) @ loadings - (precision @ value[..., None])[..., 0]
+        right = (shown / noise * (y - features @ of_y)) @ loadings - (precision @ value[..., None])[..., 0]
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(of_gaps(precision, ~known)))
         mean = torch.where(known, value, (inverse @ torch.where(known, 0.0, right)[..., None])[..., 0])
         spread = torch.where(known[:, :, None] | known[:, None], 0.0, inverse)
-        # M-step: the covariance of x, and the regression of y on (1, f).
-        shift = weight @ mean[:, :k] / total
-        second = spread + mean[:, :, None] * mean[:, None]
-        of_x = torch.tensordot(weight, second[:, :k, :k], dims=1) - total * shift[:, None] * shift
-        before, covariance = covariance, (of_x + RIDGE * torch.diag(variance)) / (total + RIDGE)
+        # M-step: the regression of x on c and its covariance, and the regression of y on (c, f).
+        shift = regress(mean[:, :k], features, weight)
+        left = mean[:, :k] - features @ shift
+        second = torch.tensordot(weight, spread[:, :k, :k], dims=1) + (left * weight[:, None]).mT @ left
+        before, covariance = covariance, (second + RIDGE * torch.diag(variance)) / (total + RIDGE)
         if d:
-            with_one = torch.cat([torch.ones(len(x), 1, dtype=x.dtype), mean], 1)
-            moments = with_one[:, :, None] * with_one[:, None]
-            moments[:, 1:, 1:] += spread
+            regressors = torch.cat([features, mean], 1)
+            moments = regressors[:, :, None] * regressors[:, None]
+            moments[:, counts:, counts:] += spread
             gram = (counted.mT @ moments.flatten(1)).unflatten(1, ridge.shape) + ridge
-            cross = (y * counted).mT @ with_one
+            cross = (y * counted).mT @ regressors
             fitted = torch.linalg.solve(gram, cross)
-            left = (y.square() * counted).sum(0) - (fitted * cross).sum(1)
-            noise = torch.maximum(left / counted.sum(0).clamp_min(1.0), LEAST_NOISE * of_y)
-            loadings = fitted[:, 1:]
-            intercept = fitted[:, 0] + loadings[:, :k] @ shift  # about the new mean of x
-        centre = centre + shift
+            rest = (y.square() * counted).sum(0) - (fitted * cross).sum(1)
+            noise = torch.maximum(rest / counted.sum(0).clamp_min(1.0), LEAST_NOISE * variance_of_y)
+            loadings = fitted[:, counts:]
+            of_y = fitted[:, :counts].mT + shift @ loadings[:, :k].mT  # about the new mean of x
+        of_x = of_x + shift
         if not d and ((covariance - before).abs() / (variance[:, None] * variance).sqrt()).max() < CONVERGED:
             break
-    return LinearModel(covariance, loadings, noise, centre, intercept)
+    return LinearModel(covariance, loadings, noise, of_x, of_y)
 
 
 def regress(values: Tensor, features: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -147,6 +152,8 @@ def of_patients(values: Tensor, patient: Tensor) -> Tensor:
     return (zeros.index_add(0, patient, values) / count)[patient]
 
 
-def _mean(values: Tensor, weight: Tensor) -> Tensor:
-    """Return the weighted means of each column."""
-    return (values * weight).sum(0) / weight.sum(0).clamp_min(1.0)
+def variance_of(left: Tensor, weight: Tensor) -> Tensor:
+    """Return the weighted variances of residuals with gaps (n×m, NaN)."""
+    known = left.isfinite() * weight[:, None]
+    mean_square = (torch.nan_to_num(left).square() * known).sum(0) / known.sum(0).clamp_min(1.0)
+    return mean_square.clamp_min(LEAST_VARIANCE)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lacova.covariates.dependence import coupled, covariance_of, of_precision, scaled, without_factors
-from lacova.covariates.linear_model import fit_linear_model, of_gaps, regress, with_intercept
+from lacova.covariates.linear_model import fit_linear_model, of_gaps, variance_of, with_intercept
 from lacova.data.batches import Batch
 from lacova.data.covariate_space import CovariateSpace
 from lacova.data.distributions import FactorisedDistribution
@@ -106,16 +106,13 @@ class LinearPosterior(nn.Module):
             return
         x, y, categories = self.examples.x, self.examples.y, self.examples.categories
         weight = torch.ones(len(x), dtype=x.dtype) if count is None else count[self.examples.row].to(x.dtype)
-        of_x, of_y = regress(x, categories, weight), regress(y, categories, weight)
-        x, y = x - categories @ of_x, y - categories @ of_y
         generator = torch.Generator().manual_seed(self.examples.seed)
-        model = fit_linear_model(x, y, self.factors, generator, weight)
-        of_x[0] += model.centre
-        of_y[0] += model.intercept
+        model = fit_linear_model(x, y, self.factors, generator, weight, categories)
         self.precision.copy_(torch.linalg.inv(model.covariance))
-        for name, value in (("loadings", model.loadings), ("noise", model.noise), ("of_x", of_x), ("of_y", of_y)):
-            getattr(self, name).copy_(value)
-        self.spread.copy_(torch.cat([_spread(x, weight), _spread(y, weight)]))
+        for name in ("loadings", "noise", "of_x", "of_y"):
+            getattr(self, name).copy_(getattr(model, name))
+        left = torch.cat([x - categories @ model.of_x, y - categories @ model.of_y], 1)
+        self.spread.copy_(variance_of(left, weight).sqrt())
 
     @torch.no_grad()
     def forward(self, prior: FactorisedDistribution, batch: Batch) -> FactorisedDistribution:
@@ -145,9 +142,3 @@ class LinearPosterior(nn.Module):
             prior.mean.index_copy(1, at, mean.to(dtype)), prior.var.index_copy(1, at, var.to(dtype)), prior.log_prob,
             dependence=scaled(precision, covariance, self.space).to(dtype) if together else None,
         )  # fmt: skip
-
-
-def _spread(values: Tensor, weight: Tensor) -> Tensor:
-    """Return the standard deviations of residuals with gaps (n×m, NaN) about 0."""
-    known = values.isfinite() * weight[:, None]
-    return ((torch.nan_to_num(values).square() * known).sum(0) / known.sum(0).clamp_min(1.0)).sqrt()

@@ -329,3 +329,28 @@ def test_updates_of_the_other_priors():
     assert torch.equal(along.rates, rates)
     assert_close(along.marginal.mean, expected.mean)
     assert not torch.equal(along.across.mixture.mean, across)
+
+
+def test_a_sample_without_a_level_or_a_column_leaves_a_prior_that_allows_both():
+    """A bootstrap sample of patients may lack a rare level, and all values of a column that is rarely known."""
+    table = cases.patients_table(100, 0.0, seed=11)
+    category = next(q for q in cases.SPACE.categorical if not cases.SPACE.static[q])
+    number = next(q for q in cases.SPACE.continuous if q != 0)
+    x, mask = table.x.clone(), table.x_mask.clone()
+    x[:, category] = 0.0
+    mask[:, number] = False
+    sample = replace(table, x=x, x_mask=mask)
+    for prior in (
+        FactorisedPrior.learn(cases.SPACE, table),
+        LongitudinalPrior.learn(cases.SPACE, table, 0, seed=0, components=2),
+    ):
+        before = getattr(prior, "marginal", prior).mean[number].clone()
+        prior.update(sample)
+        marginal = getattr(prior, "marginal", prior)
+        levels = cases.SPACE.levels[category]
+        assert_close(marginal.log_prob[category, :levels].exp().sum(), torch.ones(()), check_dtype=False)
+        assert marginal.log_prob[category, :levels].min() > math.log(1e-4)
+        assert marginal.mean[number] == before
+        p = prior.condition(cases.patients_table(20, 0.4, seed=3)).distribution
+        assert torch.isfinite(p.mean).all()
+        assert torch.isfinite(p.log_prob[:, category, :levels]).all()

@@ -26,6 +26,7 @@ from lacova.data.table_encoder import TableEncoder
 
 # Lower bound on a column's variance, for constant columns.
 MIN_VARIANCE = 1e-6
+MIN_COUNT = 0.5  # rows with a level
 
 
 class CovariatePrior(nn.Module, ABC):
@@ -158,7 +159,10 @@ class FactorisedPrior(CovariatePrior):
         for q in space.categorical:
             log_prob[q] = -torch.inf
             counts = (weight[:, q, None] * (x[:, q, None] == torch.arange(space.levels[q]))).sum(0)
-            log_prob[q, : space.levels[q]] = (counts / total[q]).log()
+            probability = counts / total[q]
+            if counts.min() < MIN_COUNT:  # a bootstrap sample may lack a level
+                probability = counts.clamp_min(MIN_COUNT) / counts.clamp_min(MIN_COUNT).sum()
+            log_prob[q, : space.levels[q]] = probability.log()
         return cls(space, mean, var, log_prob)
 
     @classmethod
@@ -176,8 +180,10 @@ class FactorisedPrior(CovariatePrior):
         return cls(space, torch.zeros(columns), torch.ones(columns), torch.zeros(columns, space.max_levels))
 
     def update(self, completed: Table) -> None:
-        """Fit anew to the completed rows."""
-        self.load_state_dict(FactorisedPrior.learn(self.space, completed).state_dict())
+        """Fit anew to the completed rows; columns without any value there stay as they are."""
+        learnt, known = FactorisedPrior.learn(self.space, completed), completed.x_mask.any(0).cpu()
+        for own, new in ((self.mean, learnt.mean), (self.var, learnt.var), (self.log_prob, learnt.log_prob)):
+            own[known] = new[known]
 
     def override(self, encoder: TableEncoder, knowledge: Mapping[str, object]) -> None:
         """Replace what was learnt of some columns by domain knowledge.

@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 
 from reproduction import results
+from reproduction.inference.beside import differences
 from reproduction.inference.page import PAGE, appendix, findings
 from reproduction.inference.parts import PARTS, comparison, run_without
 from reproduction.inference.run import Cell, run
@@ -94,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
         names = [world.name for world in chosen(options.worlds)]
         print(plain([line for line in lines if line.world in names]))
     else:
-        write(options.out, findings(lines, comparison(whole), options.out.name), appendix(lines))
+        write(options.out, findings(lines, differences(whole), comparison(whole), options.out.name), appendix(lines))
     return 0
 
 

@@ -20,12 +20,23 @@ OURS = ("CVAE", "GPPriorVAE", "CVAE, noise by row", "GPPriorVAE, noise by row")
 RIGHT = {"no": "**no**", "yes": "yes", "unclear": "*unclear*", "": ""}
 
 
-def findings(lines: Sequence[Line], without: str, name: str = PAGE.name) -> str:
-    """Return the page of findings, with a table of what parts do, which links to the appendix of the same name."""
+def findings(lines: Sequence[Line], beside: str, without: str, name: str = PAGE.name) -> str:
+    """Return the page of findings, which links to the appendix of the same name.
+
+    Args:
+        lines: all figures.
+        beside: table of differences from methods that are right.
+        without: table of what parts do.
+        name: of the page.
+    """
     ours = [line for line in lines if line.method in OURS]
     text = PROSE.read_text(encoding="utf-8").replace("appendix/inference.md", f"appendix/{name}")
     text = text.replace("<!-- findings -->\n", bullets([_repetitions(lines), *_counts(lines)]))
-    return text.replace("<!-- overview -->\n", _overview(ours)).replace("<!-- without -->\n", without)
+    return (
+        text.replace("<!-- overview -->\n", _overview(ours))
+        .replace("<!-- beside -->\n", beside)
+        .replace("<!-- without -->\n", without)
+    )
 
 
 def _repetitions(lines: Sequence[Line]) -> str:

@@ -7,6 +7,7 @@ import shlex
 import numpy as np
 import pytest
 from reproduction.inference.__main__ import METHODS, RESULTS, cells, main, parser
+from reproduction.inference.beside import RIGHT, differences
 from reproduction.inference.page import OURS, PAGE, appendix, findings
 from reproduction.inference.parts import PARTS, comparison, run_without
 from reproduction.inference.run import compute
@@ -196,7 +197,7 @@ def test_pages_have_cells_that_were_not_run_and_mark_what_is_wrong(tmp_path):
 def test_the_pages_of_the_repository_are_those_of_its_results():
     whole = results.read(RESULTS, KEY)
     lines = summary(whole)
-    assert PAGE.read_text(encoding="utf-8") == findings(lines, comparison(whole))
+    assert PAGE.read_text(encoding="utf-8") == findings(lines, differences(whole), comparison(whole))
     assert appendix_of(PAGE).read_text(encoding="utf-8") == appendix(lines)
 
 
@@ -207,6 +208,17 @@ def test_the_commands_of_the_page_are_understood():
     for words in commands:
         parser().parse_args(words[3:])
     assert json.loads(commands[3][commands[3].index("--fit") + 1]) == {"members": 5}
+
+
+def test_differences_are_those_of_the_same_repetitions():
+    lines = [
+        *made_up([[1.0, 0.9, 1.1], [1.3, 1.2, 1.4], [5.0, 4.0, 6.0]]),
+        *made_up([[0.9, 0.8, 1.0], [1.1, 0.8, 1.2]], method="chained equations"),
+        *made_up([None], method="GPPriorVAE"),
+    ]
+    row = "| B, `pairs`, CVAE | slope | +0.150 ± 0.050 | chained equations | 50% | 100% | 2 |"
+    assert differences(lines).splitlines()[2:] == [row]
+    assert all(right in WORLDS[world].methods for world, right in RIGHT.items())
 
 
 def test_models_without_a_part_are_compared_in_the_same_repetitions(in_this_process, tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from reproduction.inference.parts import MODELS
 from reproduction.inference.summary import KEY
 from reproduction.inference.worlds import WORLDS
 from reproduction.markdown import markdown
@@ -19,7 +20,6 @@ RIGHT = {
     "arm": "mixed model", "no-arm": "mixed model", "permuted-arms": "mixed model",
     "dropout": "mixed model of observed", "dropout-no-effect": "mixed model of observed",
 }  # fmt: skip
-MODELS = ("CVAE", "GPPriorVAE")
 
 
 def differences(lines: Iterable[dict[str, Any]]) -> str:

@@ -9,7 +9,7 @@ from textwrap import fill
 
 import numpy as np
 
-from reproduction.inference.summary import Line
+from reproduction.inference.summary import Line, signed
 from reproduction.inference.world import Aim, World
 from reproduction.inference.worlds import WORLDS
 from reproduction.markdown import WHOLE_WORDS, WIDTH, bullets, markdown
@@ -72,7 +72,7 @@ def _overview(ours: Sequence[Line]) -> str:
     rows = [
         [
             f"{WORLDS[line.world].letter}. {WORLDS[line.world].title}", f"{line.size} {WORLDS[line.world].unit}",
-            line.method, line.figure, f"{line.aim.truth:.3g}", _with_error(line.mean, line.error), _coverage(line),
+            line.method, line.figure, signed(line.aim.truth), _with_error(line.mean, line.error), _coverage(line),
             RIGHT[line.verdict],
         ]
         for line in ours

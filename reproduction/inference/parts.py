@@ -10,7 +10,7 @@ import numpy as np
 
 from reproduction import results
 from reproduction.inference.run import Cell, run
-from reproduction.inference.summary import KEY, Line, summary
+from reproduction.inference.summary import KEY, Line, signed, summary
 from reproduction.inference.world import Ours
 from reproduction.inference.worlds import WORLDS
 from reproduction.markdown import markdown
@@ -70,8 +70,8 @@ def comparison(whole: Iterable[dict[str, Any]], folder: Path = FOLDER) -> str:
         pairs = _pairs(summary([by_key[key] for key in keys if key in by_key]), summary(without))
         rows += [
             [
-                part.says, f"{WORLDS[own.world].letter}, {own.method}", own.figure, f"{own.aim.truth:.3g}",
-                _figure(own), _figure(less), str(less.count),
+                part.says, f"{WORLDS[own.world].letter}, `{own.world}`, {own.method}", own.figure,
+                signed(own.aim.truth), _figure(own), _figure(less), str(less.count),
             ]
             for own, less in pairs
         ]  # fmt: skip

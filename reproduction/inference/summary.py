@@ -114,6 +114,11 @@ def summary(lines: Iterable[dict[str, Any]]) -> list[Line]:
     ]
 
 
+def signed(truth: float) -> str:
+    """Return a truth in three digits, with a minus sign where it is negative."""
+    return f"{truth:.3g}".replace("-", "−")
+
+
 def _has(lines: Sequence[dict[str, Any]], figure: str) -> bool:
     """Return whether some line has the figure, or none has any."""
     return any(figure in line.get("figures", {}) for line in lines) or (

@@ -168,7 +168,11 @@ def test_a_file_without_dependence_has_independent_numbers(tmp_path):
     lacova.GPPriorVAE(schema, latent_dim=1).fit(table, max_epochs=1, progress=False).save(tmp_path / "model.lacova")
     document, tensors = read(tmp_path / "model.lacova")
     assert document["linear factors"] == 0
-    del document["linear factors"], document["sha256"]
+    del document["sha256"]
+    write(tmp_path / "other.lacova", {**document, "linear factors": 2}, tensors)
+    with pytest.raises(lacova.StorageError, match=r"covariate_posterior\.dependence\.loadings"):
+        lacova.load(tmp_path / "other.lacova")
+    del document["linear factors"]
     without = {name: value for name, value in tensors.items() if ".dependence." not in name}
     assert len(without) < len(tensors)
     write(tmp_path / "older.lacova", document, without)

@@ -105,6 +105,8 @@ def build_blank(model: Blueprint, encoder: TableEncoder, sizes: Mapping[str, Any
     if isinstance(prior, LongitudinalPrior):
         if factors is None:  # in older files, the numbers of a row are independent
             prior.dependence = vae.covariate_posterior.dependence = None
+        elif prior.dependence is not None:
+            vae.covariate_posterior.dependence = PosteriorDependence(prior.dependence, len(gaussian), factors)
     elif factors is not None:
         vae.covariate_posterior.linear_posterior = LinearPosterior(space, gaussian, factors)
     return vae

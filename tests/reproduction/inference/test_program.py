@@ -238,7 +238,7 @@ def test_models_without_a_part_are_compared_in_the_same_repetitions(in_this_proc
         *made_up([[1.0, 0.9, 1.1], [1.2, 0.9, 1.3], [9.0, 8.0, 9.9]], "arm-of-rows", size=50, figure="effect"),
     ]
     text = comparison(whole, folder=tmp_path)
-    row = "| members | F, CVAE | effect | 1 | 1.100, 100% hold it | 0.500, 0% hold it | 2 |"
+    row = "| members | F, `arm-of-rows`, CVAE | effect | 1 | 1.100, 100% hold it | 0.500, 0% hold it | 2 |"
     assert text.splitlines()[2:] == [row]
 
 

@@ -169,8 +169,14 @@ def test_a_cubic_in_the_calendar_year():
         (lambda t: t, "y ~ foo(x)", "no column or function 'foo'"),
         (lambda t: t, "y", "must have one number on its left"),
         (lambda t: t, "arm ~ x", "must have one number on its left"),
+        (
+            lambda t: t,
+            "arm ~ x",
+            r"For an outcome of two levels, choose regression='logistic' \(--regression logistic\)",
+        ),
         (lambda t: t, "y ~ 0", "terms on its right"),
         (lambda t: t.assign(y=0.0), "log(y) ~ x", "not finite, such as the logarithm of 0"),
+        (lambda t: t, "log(x) ~ y", "not finite, such as the logarithm of 0"),  # formulaic leaves out half of the rows
         (
             lambda t: t,
             "y ~ x + arm + I(2 * x)",
@@ -186,7 +192,7 @@ def test_a_cubic_in_the_calendar_year():
         (lambda t: t.groupby("draw").head(3), "y ~ x + arm", "table 0 has 3 rows for"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:divide by zero")
+@pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value encountered in log")
 def test_bad_formulas_and_tables_are_refused(change, formula, message):
     with pytest.raises(ValueError, match=message):
         lacova.pool_regression(change(completed()), formula)

@@ -37,8 +37,8 @@ def chosen_cluster(frame: pd.DataFrame, design: Design, cluster: str | None) -> 
         raise DataError(
             f"several rows share a value of {likely!r} ({first[likely].nunique()} values in {len(first)} rows); visits "
             f"of a patient are no independent evidence. Name the cluster, cluster={likely!r} (--cluster {likely}), or "
-            f"give random effects in the formula, (1 | {likely}), or state that rows are independent: cluster=None "
-            "(--independent)."
+            f"give random effects in the formula of a linear regression, (1 | {likely}), or state that rows are "
+            "independent: cluster=None (--independent)."
         )
     return None
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.linalg import qr, solve_triangular
 
+from lacova.analysis.outcome import binary_outcome
 from lacova.data.errors import DataError, hint, listed
 
 Floats = npt.NDArray[np.float64]
@@ -22,13 +23,14 @@ class Design:
     """Outcome and design matrix of all completed tables together, which so share indicators and spline bases.
 
     Attributes:
-        y: outcome of each row.
+        y: outcome of each row; of a logistic regression, whether it is the event.
         x: design matrix; its columns are the coefficients.
         names: of the coefficients.
         terms: the columns of x by the term of the formula that they belong to, without the intercept.
         used: the columns of the table that the formula names.
         z: design matrix of the random effects; None without such a term.
         group: the column whose values have random effects of their own; None without such a term.
+        event: of a logistic regression, the level whose log-odds are modelled and the other one, in words.
     """
 
     y: Floats
@@ -38,6 +40,7 @@ class Design:
     used: frozenset[str]
     z: Floats | None = None
     group: str | None = None
+    event: str | None = None
 
 
 class Basis(NamedTuple):
@@ -47,15 +50,37 @@ class Basis(NamedTuple):
     c: Floats
 
 
-def design(frame: pd.DataFrame, formula: str) -> Design:
-    """Read a formula such as "y ~ x + arm" or "y ~ x + arm + (1 | patient)" and apply it to the rows of a table."""
+def design(frame: pd.DataFrame, formula: str, binary: bool = False) -> Design:
+    """Read a formula such as "y ~ x + arm" or "y ~ x + arm + (1 | patient)" and apply it to the rows of a table.
+
+    Args:
+        frame: the completed tables.
+        formula: the formula.
+        binary: whether the outcome is a level, of two, instead of a number.
+    """
     from formulaic import Formula
 
     fixed, effects, group = _split(formula)
+    if binary and group is not None:
+        raise DataError(
+            f"formula {formula!r} has random effects, which are those of a linear regression; in a logistic one, "
+            f"cluster the rows: cluster={group!r} (--cluster {group})."
+        )
     sides = _matrices(frame, fixed, formula)
     y, x = (getattr(sides, side, None) for side in ("lhs", "rhs"))
-    if not isinstance(y, pd.DataFrame) or not isinstance(x, pd.DataFrame) or y.shape[1] != 1 or not x.shape[1]:
-        raise DataError(f"formula {formula!r} must have one number on its left and terms on its right: 'y ~ x + arm'.")
+    if not isinstance(y, pd.DataFrame) or not isinstance(x, pd.DataFrame) or not x.shape[1]:
+        raise DataError(
+            f"formula {formula!r} must have one {'outcome' if binary else 'number'} on its left and terms on its "
+            "right: 'y ~ x + arm'."
+        )
+    event = None
+    if binary:
+        y, event = binary_outcome(y, frame)
+    elif y.shape[1] != 1:
+        raise DataError(
+            f"formula {formula!r} must have one number on its left: 'y ~ x + arm'. For an outcome of two levels, "
+            "choose regression='logistic' (--regression logistic)."
+        )
     indices: Any = x.model_spec.term_indices
     terms = {str(term): list(columns) for term, columns in indices.items() if str(term) != "1" and columns}
     parts = [y, x]
@@ -67,11 +92,12 @@ def design(frame: pd.DataFrame, formula: str) -> Design:
                 f"and at most one slope, of a number: (1 | {group}), or (1 + day | {group})."
             )
     numbers = [pd.DataFrame(part).astype(float).to_numpy() for part in parts]
-    if not all(np.isfinite(part).all() for part in numbers):
+    # formulaic leaves out rows whose values are missing, such as the logarithm of a negative number.
+    if not all(len(part) == len(frame) and np.isfinite(part).all() for part in numbers):
         raise DataError(f"formula {formula!r} gives values that are not finite, such as the logarithm of 0.")
     z = numbers[2] if effects is not None else None
     used = frozenset(map(str, Formula(fixed).required_variables))
-    return Design(numbers[0][:, 0], numbers[1], list(map(str, x.columns)), terms, used, z, group)
+    return Design(numbers[0][:, 0], numbers[1], list(map(str, x.columns)), terms, used, z, group, event)
 
 
 def named_terms(text: str, design: Design) -> list[int]:

@@ -40,7 +40,7 @@ class Fit(NamedTuple):
         if dof <= 1e-6:
             raise DataError(
                 f"there are too few clusters to test {len(columns)} coefficients together: their covariance has "
-                f"{eta:.1f} degrees of freedom; test fewer at once, or use random effects."
+                f"{eta:.1f} degrees of freedom; test fewer at once, or, in a linear regression, use random effects."
             )
         return covariance * eta / dof, dof
 
@@ -68,19 +68,36 @@ def clustered(y: Floats, basis: Basis, codes: npt.NDArray[np.intp], names: list[
         names: of the coefficients.
         cluster: the name of the column of clusters.
     """
+    gamma = basis.q.T @ y
+    return robust(basis.c @ gamma, y - basis.q @ gamma, basis, codes, names, cluster)
+
+
+def robust(
+    coefficients: Floats, residuals: Floats, basis: Basis, codes: npt.NDArray[np.intp], names: list[str], cluster: str
+) -> Fit:
+    """Return the fit with the variance CR2, given its residuals; of weighted least squares, all on the weighted scale.
+
+    Args:
+        coefficients: β̂ (p).
+        residuals: e (N).
+        basis: of the design matrix (N×p).
+        codes: cluster of each row, 0..G−1.
+        names: of the coefficients.
+        cluster: the name of the column of clusters.
+    """
     q, c = basis
-    gamma = q.T @ y
     order = np.argsort(codes, kind="stable")
     starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
     m = np.stack([part.T @ part for part in np.split(q[order], starts[1:])])  # M_g = Q_gᵀ Q_g
-    scores = np.add.reduceat((q * (y - q @ gamma)[:, None])[order], starts)  # Q_gᵀ e_g
+    scores = np.add.reduceat((q * residuals[:, None])[order], starts)  # Q_gᵀ e_g
     # Q_gᵀ (I − Q_g Q_gᵀ)^(−1/2) = B_g Q_gᵀ with B_g = (I − M_g)^(−1/2)
     values, vectors = np.linalg.eigh(np.eye(len(c)) - m)
     _refuse_single(vectors.transpose(0, 2, 1)[values < LEAST] @ c.T, np.linalg.norm(c, axis=1), names, cluster)
     b = np.einsum("gij,gj,gkj->gik", vectors, 1.0 / np.sqrt(np.maximum(values, LEAST)), vectors)
     adjusted = np.einsum("gij,gj->gi", b, scores)
     dof = np.array([wishart_dof(m, b, row[None]) for row in c])
-    return Fit(c @ gamma, c @ (adjusted.T @ adjusted) @ c.T, dof, lambda columns: wishart_dof(m, b, c[columns]))
+    covariance = c @ (adjusted.T @ adjusted) @ c.T
+    return Fit(coefficients, covariance, dof, lambda columns: wishart_dof(m, b, c[columns]))
 
 
 def _refuse_single(only: Floats, lengths: Floats, names: list[str], cluster: str) -> None:
@@ -89,7 +106,8 @@ def _refuse_single(only: Floats, lengths: Floats, names: list[str], cluster: str
     if alone:
         raise DataError(
             f"the coefficient(s) of {listed(alone)} rest on one {cluster!r} alone, so nothing shows how they vary "
-            f"between several; take the term out, merge levels, or give random effects: (1 | {cluster})."
+            f"between several; take the term out, merge levels, or, in a linear regression, give random effects: "
+            f"(1 | {cluster})."
         )
 
 

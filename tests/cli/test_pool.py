@@ -45,6 +45,31 @@ def test_regressions_are_pooled(home, completed, tmp_path, capsys):
 
 
 @FEW
+def test_logistic_regressions_are_pooled(completed, tmp_path, capsys):
+    tables = read_table(completed)
+    formula = "sex ~ alt + ast"
+    words = ("pool", completed, "--formula", formula, "--regression", "logistic", "--cluster", "id")
+    assert shell(*words, "--out", tmp_path / "p.csv") == 0
+    want = lacova.pool_regression(tables, formula, regression="logistic", cluster="id")
+    written = read_table(tmp_path / "p.csv").set_index("coefficient")
+    assert written["odds_ratio_upper"].tolist() == pytest.approx(want["odds_ratio_upper"].tolist())
+    assert "logistic regression of sex = m (against f), standard errors robust to clusters" in capsys.readouterr().out
+    assert shell(*words, "--test", "all", "--json") == 0
+    tests = lacova.pool_terms(tables, formula, regression="logistic", cluster="id")
+    found = json.loads(capsys.readouterr().out)
+    assert found["alt"]["p_value"] == pytest.approx(tests.loc["alt", "p_value"])
+    scaled = (*words[:3], "sex ~ I(-alt / 1e9)", *words[4:], "--json")  # odds ratios beyond all numbers
+    assert shell(*scaled) == 0
+    text = capsys.readouterr().out
+    assert "Infinity" not in text
+    found = json.loads(text)["I(-alt / 1000000000.0)"]
+    assert found["odds_ratio_upper"] is None
+    assert found["p_value"] == pytest.approx(
+        lacova.pool_regression(tables, "sex ~ alt", regression="logistic", cluster="id").loc["alt", "p_value"]
+    )
+
+
+@FEW
 def test_terms_are_tested_as_a_whole(completed, tmp_path, capsys):
     words = ("pool", completed, "--formula", "alt ~ ast * sex", "--cluster", "id")
     assert shell(*words, "--test", "sex + ast:sex", "--test", "ast", "--out", tmp_path / "p.csv") == 0
@@ -76,6 +101,12 @@ def test_refusals(home, completed, capsys):
         ((*words, "--cluster", "ix"), "no column 'ix' of clusters"),
         ((*words, "--cluster", "id", "--independent"), "--cluster and --independent contradict each other"),
         ((*words, "--cluster", "id", "--test", "arm"), "'arm' names no terms of the formula"),
+        ((*words, "--cluster", "id", "--regression", "binomial"), "regression must be 'linear' or 'logistic'"),
+        ((*words, "--cluster", "id", "--regression", "logistic"), "levels in the completed tables"),
+        (
+            (*words[:3], "sex ~ alt", "--regression", "linear", "--cluster", "id"),
+            "For an outcome of two levels, choose regression='logistic' (--regression logistic)",
+        ),
         ((*words, "--where", "sex"), "--where is 'sex'; expected COLUMN=VALUE"),
         ((*words, "--where", "sez=f"), "no column 'sez' to choose rows by"),
         ((*words, "--where", "sex=x"), "no row has sex=x in"),

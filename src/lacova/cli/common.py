@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
@@ -89,8 +90,8 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 def finite(values: Mapping[Any, Any]) -> dict[str, Any]:
-    """Replace NaN, which JSON does not have, by None."""
-    return {str(name): None if value != value else value for name, value in values.items()}
+    """Replace NaN and infinite numbers, which JSON does not have, by None."""
+    return {str(name): None if value != value or value in (inf, -inf) else value for name, value in values.items()}
 
 
 def by_row(table: pd.DataFrame) -> dict[str, dict[str, Any]]:

@@ -14,6 +14,7 @@ from lacova.cli.common import by_row, check_out, deliver, print_json, read_in_me
 def pool(
     completed: options.Completed,
     formula: Annotated[str, typer.Option(help="the regression, such as 'weight ~ baseline + arm'", show_default=False)],
+    regression: Annotated[str, typer.Option(help="linear, or logistic for an outcome of two levels")] = "linear",
     where: Annotated[
         list[str] | None, typer.Option(help="COLUMN=VALUE that rows must have to count; repeat", show_default=False)
     ] = None,
@@ -39,10 +40,10 @@ def pool(
     quiet: options.Quiet = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Fit a linear regression to each completed table, and pool the coefficients by Rubin's rules.
+    """Fit a linear or logistic regression to each completed table, and pool the coefficients by Rubin's rules.
 
     Visits of a patient are no independent evidence: name the column of patients by --cluster, give each a random effect
-    in the formula, 'alt ~ arm * week + (1 | patient)', or choose one row per patient by --where.
+    in the formula of a linear regression, 'alt ~ arm * week + (1 | patient)', or choose one row per patient by --where.
     """
     from lacova.analysis.regression import pool_regression, pool_terms
     from lacova.data.errors import DataError, hint, listed
@@ -66,9 +67,10 @@ def pool(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")  # all are printed below, as remarks
         if test:
-            pooled = pool_terms(tables, formula, None if test == ["all"] else test, cluster=by)
+            chosen = None if test == ["all"] else test
+            pooled = pool_terms(tables, formula, chosen, regression=regression, cluster=by)
         else:
-            pooled = pool_regression(tables, formula, cluster=by, confidence=confidence)
+            pooled = pool_regression(tables, formula, regression=regression, cluster=by, confidence=confidence)
     for warning in caught:
         remark(f"lacova: {warning.message}", quiet)
     if out is not None:

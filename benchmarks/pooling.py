@@ -1,11 +1,14 @@
 """Measure how often 5% tests of pooled analyses reject a true null, and whether Monte Carlo errors are right.
 
-    python benchmarks/pooling.py [--repetitions 1000] [--only visits,dropout,terms,errors]
+    python benchmarks/pooling.py [--repetitions 1000] [--only visits,dropout,terms,logistic,errors]
 
 - visits: complete data, 4 visits of each patient (or 1 to 7), a random intercept, and an arm without an effect; also
   CR1 with G − 1 degrees of freedom, which lacova does not use.
 - dropout: the same with patients who leave, 20 proper imputations by normal regressions on earlier visits and arm.
 - terms: D1 of a factor of four levels whose outcome is missing for 40%, with proper imputations.
+- logistic: the same as visits and dropout for an outcome of two levels, whose patients have chances of their own
+  (beta-binomial); the log-odds ratio of the arm is 0 or 1, and 95% intervals are to cover it. Also CR1 with G − 1
+  degrees of freedom, and CR3 (Mancl and DeRouen 2001) with G − p, which lacova does not use.
 - errors: Monte Carlo errors by the jackknife, relative to the spread over new sets of imputations of the same table.
 """
 
@@ -19,13 +22,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.special import stdtr
+from scipy.special import expit, stdtr, stdtrit
 
 import lacova
 from lacova.analysis.design import orthogonal_basis
 from lacova.analysis.least_squares import Fit, clustered, least_squares
+from lacova.analysis.logistic import Maximum, clustered_logistic, logistic, maximum
 from lacova.analysis.mixed import mixed
 from lacova.analysis.pooling import MonteCarloWarning
+from lacova.data.errors import DataError
 
 NAMES = ["Intercept", "arm", "week"]
 ANALYSES = {
@@ -97,6 +102,85 @@ def dropout(rng: Any, patients: int) -> Iterator[tuple[str, bool]]:
         yield f"{name}, D1 of arm + arm:week", tests["p_value"].iloc[0] < 0.05
 
 
+def other_sandwiches(best: Maximum, codes: Any) -> dict[str, Fit]:
+    """Fit with two other variances: CR1 with G − 1 degrees of freedom, and CR3 with G − p."""
+    (q, c), groups = best.basis, codes.max() + 1
+    scores, m = np.zeros((groups, len(c))), np.zeros((groups, len(c), len(c)))
+    np.add.at(scores, codes, q * best.residuals[:, None])
+    np.add.at(m, codes, q[:, :, None] * q[:, None, :])
+    adjusted = np.linalg.solve(np.eye(len(c)) - m, scores[..., None])[..., 0]  # Q_gᵀ (I − Q_g Q_gᵀ)⁻¹ e_g
+    factor = groups / (groups - 1) * (len(q) - 1) / (len(q) - len(c))
+    return {
+        "clustered (CR1)": Fit(best.coefficients, factor * c @ scores.T @ scores @ c.T, np.full(len(c), groups - 1.0)),
+        "clustered (CR3)": Fit(best.coefficients, c @ adjusted.T @ adjusted @ c.T, np.full(len(c), groups - len(c))),
+    }
+
+
+def levels(rng: Any, patients: int, treated: int, effect: float) -> tuple[Any, Any, Any]:
+    """Return outcomes of 4 visits, patients and arm; two visits of a patient have correlation 0.3."""
+    arm = (np.arange(patients) < treated).astype(float)
+    mean, size = expit(-0.5 + effect * arm), 1.0 / 0.3 - 1.0
+    chance = rng.beta(size * mean, size * (1.0 - mean))
+    return (rng.random((patients, 4)) < chance[:, None]).astype(float), np.repeat(np.arange(patients), 4), arm
+
+
+def level_visits(rng: Any, patients: int, treated: int, effect: float) -> Iterator[tuple[str, bool]]:
+    y, codes, arm = levels(rng, patients, treated, effect)
+    x = np.column_stack([np.ones(len(codes)), np.repeat(arm, 4), np.tile(np.arange(4.0), patients)])
+    basis = orthogonal_basis(x, NAMES, 0)
+    try:
+        best = maximum(y.ravel(), basis, NAMES)
+    except DataError:
+        yield "no finite estimate", True
+        return
+    yield "no finite estimate", False
+    fits = {
+        "rows independent": logistic(y.ravel(), basis, NAMES),
+        "clustered (CR2)": clustered_logistic(y.ravel(), basis, codes, NAMES, "patient"),
+    }
+    for name, fit in (fits | other_sandwiches(best, codes)).items():
+        distance = np.abs(fit.coefficients - [0.0, effect, 0.0]) / np.sqrt(np.diag(fit.covariance))
+        for j, what in ((1, "arm"), (2, "week")):
+            yield f"{name}, {what} not covered", distance[j] > stdtrit(fit.dof[j], 0.975)
+
+
+def level_draw(rng: Any, y: Any, x: Any, new: Any) -> Any:
+    """Draw levels of new rows from a logistic regression, with a normal prior of variance 4 and approximation."""
+    beta, information = np.zeros(x.shape[1]), np.eye(x.shape[1]) / 4.0
+    for _ in range(20):
+        mu = expit(x @ beta)
+        information = (x * (mu * (1.0 - mu))[:, None]).T @ x + np.eye(x.shape[1]) / 4.0
+        beta = beta + np.linalg.solve(information, x.T @ (y - mu) - beta / 4.0)
+    drawn = rng.multivariate_normal(beta, np.linalg.inv(information))
+    return (rng.random(len(new)) < expit(new @ drawn)).astype(float)
+
+
+def level_dropout(rng: Any, patients: int, effect: float) -> Iterator[tuple[str, bool]]:
+    y, codes, arm = levels(rng, patients, patients // 2, effect)
+    stays = np.ones((patients, 4), bool)
+    for k in range(1, 4):  # whoever had the event last time leaves more often: missing at random
+        stays[:, k] = stays[:, k - 1] & (rng.random(patients) > 0.15 * (1 + y[:, k - 1]))
+    tables = []
+    for draw in range(20):
+        full = y.copy()
+        for k in range(1, 4):
+            x, left = np.column_stack([np.ones(patients), arm, full[:, :k].mean(axis=1)]), ~stays[:, k]
+            full[left, k] = level_draw(rng, y[stays[:, k], k], x[stays[:, k]], x[left])
+        columns = {"draw": draw, "patient": codes, "week": np.tile(np.arange(4.0), patients)}
+        tables.append(pd.DataFrame(columns | {"arm": np.repeat(arm, 4), "y": full.ravel()}))
+    completed = pd.concat(tables)
+    for name, cluster in {"rows independent": None, "clustered (CR2)": "patient"}.items():
+        options: Any = {"regression": "logistic", "cluster": cluster}
+        pooled = lacova.pool_regression(completed, "y ~ arm + week", **options).loc["arm"]
+        yield f"{name}, arm not covered", not pooled["lower"] < effect < pooled["upper"]
+        if not effect:
+            try:
+                tests = lacova.pool_terms(completed, "y ~ arm * week", ["arm + arm:week"], **options)
+            except DataError:  # an arm without events from the second visit on
+                continue
+            yield f"{name}, D1 of arm + arm:week", tests["p_value"].iloc[0] < 0.05
+
+
 def factor(rng: Any, rows: int) -> tuple[pd.DataFrame, Any]:
     table = pd.DataFrame({"group": np.array(list("abcd"))[np.arange(rows) % 4], "y": rng.normal(size=rows)})
     return table, (rng.random(rows) < 0.4) & (np.arange(rows) >= 8)  # two of each group are observed
@@ -147,7 +231,7 @@ def rates(title: str, simulate: Any, repetitions: int, *settings: Any) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=1000)
-    parser.add_argument("--only", default="visits,dropout,terms,errors", help="parts, separated by commas")
+    parser.add_argument("--only", default="visits,dropout,terms,logistic,errors", help="parts, separated by commas")
     options = parser.parse_args()
     parts, count = options.only.split(","), options.repetitions
     warnings.simplefilter("ignore", MonteCarloWarning)  # what is judged is the mean of many repetitions
@@ -160,6 +244,14 @@ def main() -> None:
         rates(f"{patients} patients, dropout, 20 imputations", dropout, count, patients)
     for rows, draws in ((40, 10), (40, 20), (120, 10), (120, 20)) if "terms" in parts else ():
         rates(f"{rows} rows, {draws} imputations", terms, count, rows, draws)
+    for patients, treated in ((30, 15), (30, 5), (60, 30), (60, 9)) if "logistic" in parts else ():
+        for effect in (0.0, 1.0):
+            words = f"{patients} patients, {treated} treated, 4 visits, two levels, log-odds ratio {effect:g}"
+            rates(words, level_visits, count, patients, treated, effect)
+    for patients in (30, 60) if "logistic" in parts else ():
+        for effect in (0.0, 1.0):
+            words = f"{patients} patients, dropout, 20 imputations, two levels, log-odds ratio {effect:g}"
+            rates(words, level_dropout, count, patients, effect)
     if "errors" in parts:
         print("Monte Carlo errors of 20 imputations")
         print(errors(np.random.default_rng(0), 80, 20, min(count, 1000)).round(4).to_string())

@@ -164,7 +164,7 @@ def read_training_data(
     fill = Fill.learn(model.covariates, encoder, table) if model.covariates in FILLS else None
     table = table if fill is None else fill(table)
     rate = masking_rate(table)
-    options = _resolved(options, table, None if first_pass is None else first_pass.layout)
+    options = _resolved(model, options, table, None if first_pass is None else first_pass.layout)
 
     def encode(part: Any) -> Table:
         rows = encoder.encode(to_pandas(part, schema.columns)[0])
@@ -196,12 +196,13 @@ def read_training_data(
     return TrainingData(encoder, fill, table, rows_of_stream, loader, trained, held_out, options)
 
 
-def _resolved(options: FitOptions, table: Table, layout: Layout | None) -> FitOptions:
+def _resolved(model: Storable, options: FitOptions, table: Table, layout: Layout | None) -> FitOptions:
     """Set what the options leave to the size of the training table: in memory, or as the first pass found it."""
-    by_row = table.patient is None
-    if layout is None:
-        return options.resolved(len(table) if by_row else len(table.labels), by_row, len(table))
-    return options.resolved(int(layout.units.sum()), by_row, int(layout.rows.sum()))
+    by_row, linear = table.patient is None, bool(getattr(model.networks, "linear", False))
+    units, rows = len(table) if by_row else len(table.labels), len(table)
+    if layout is not None:
+        units, rows = int(layout.units.sum()), int(layout.rows.sum())
+    return options.resolved(units, by_row, rows, starts_near=linear)
 
 
 def _statistics(model: Storable, frame: pd.DataFrame) -> ColumnStatistics:

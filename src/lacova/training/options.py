@@ -16,7 +16,9 @@ DEFAULT_EPOCHS, MIN_STEPS = 200, 3000
 DEFAULT_PATIENCE, MIN_PATIENCE_STEPS = 30, 400
 # Defaults of a cycle: this many steps for 200 patients, growing with the square root of their number, and the same for
 # rows if there are many. Where patients have more visits than this on average, these count as further patients.
-CYCLE_STEPS, CYCLE_UNITS, CYCLE_VISITS = 600, 200, 10
+CYCLE_STEPS, CYCLE_GROWTH, CYCLE_UNITS, CYCLE_VISITS = 600, 0.5, 200, 10
+# The same for patients whose model starts near the end. The start leaves least to learn where patients are few.
+STARTED_STEPS, STARTED_GROWTH = 300, 0.6
 FEW_ROWS = 1500  # below this, steps grow with the number of rows itself: more of them fit the noise
 CYCLE_VALIDATIONS = 30  # about how often validation rows are looked at
 CYCLE_PRIOR_UPDATES = 20  # about how often the covariate prior is updated
@@ -57,7 +59,10 @@ def default_batch_size(schedule: str, units: int, by_row: bool, rows: int) -> in
     if by_row:
         return ROWS_PER_STEP
     fewest, most = PATIENTS_PER_STEP
-    return fewest if schedule == "constant" else max(fewest, min(most, round(BATCH_ROWS * units / rows)))
+    if schedule == "constant":
+        return fewest
+    size = max(fewest, min(most, round(BATCH_ROWS * units / rows)))
+    return -(-units // max(1, round(units / size)))  # the last batch of an epoch is about as large as the others
 
 
 def share_of_few_rows(rows: int) -> float:
@@ -183,16 +188,23 @@ class FitOptions:
         if self.natural_rate is not None and not 0 < self.natural_rate <= 1:
             raise ValueError(f"natural_rate must lie in (0, 1], got {self.natural_rate!r}.")
 
-    def resolved(self, units: int, by_row: bool = True, rows: int | None = None) -> FitOptions:
+    def resolved(
+        self, units: int, by_row: bool = True, rows: int | None = None, starts_near: bool = False
+    ) -> FitOptions:  # fmt: skip
         """Return the options with rates, batches, epochs, patience and validation set: where they are None, by the
-        number of rows or patients and, where there are patients, of their visits."""
+        number of rows or patients and, where there are patients, of their visits, and by whether the model has a start
+        near the end."""
         rows = rows or units
         batch_size = self.batch_size or default_batch_size(self.schedule, units, by_row, rows)
         steps, cycle = -(-units // min(units, batch_size)), self.schedule == "cycle"
         if cycle:
             size = units if by_row else max(units, rows / CYCLE_VISITS)
-            few = share_of_few_rows(units) if by_row else 1.0
-            epochs = max(1, round(few * CYCLE_STEPS * (size / CYCLE_UNITS) ** 0.5 / steps))
+            most, growth = float(CYCLE_STEPS), CYCLE_GROWTH
+            if by_row:
+                most *= share_of_few_rows(units)
+            elif starts_near and self.start == "factors":
+                most, growth = STARTED_STEPS, STARTED_GROWTH
+            epochs = max(1, round(most * (size / CYCLE_UNITS) ** growth / steps))
         else:
             epochs = max(DEFAULT_EPOCHS, -(-MIN_STEPS // steps))
         epochs = self.max_epochs or epochs

@@ -8,6 +8,7 @@ GP prior of few rows, what x explains starts in z: `start_prior.py`.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -24,7 +25,8 @@ from lacova.nn.adam import Adam
 from lacova.nn.networks import Decoder
 from lacova.priors.gp.prior import GPPrior
 from lacova.training.options import FEW_ROWS
-from lacova.training.start_prior import regress_on_kernel, set_prior, signals
+from lacova.training.start_effects import MAX_MEASUREMENTS, MAX_ROWS, EffectsStart
+from lacova.training.start_prior import Signals, regress_on_kernel, set_prior, signals
 
 ITERATIONS = 30
 MAX_ENTRIES = 500_000  # of the measurements that enter
@@ -88,13 +90,15 @@ def start_from_factors(vae: ConditionalVAE, table: Table, seed: int) -> None:
     decoder, columns = vae.decoder, vae.measurements.columns("gaussian")
     count = min(identifiable_factors(len(columns)), vae.latent_dim)
     regress = vae.decoder_sees_x and bool(vae.space.names)
-    kernel = _regresses_on_kernel(vae, table)
-    if not isinstance(decoder, Decoder) or decoder.linear is None or not columns or not (count or regress or kernel):
+    kernel, effects = _regresses_on_kernel(vae, table), _starts_effects(vae, columns)
+    if not isinstance(decoder, Decoder) or decoder.linear is None or not columns:
+        return
+    if not (count or regress or kernel or effects):
         return
     generator = torch.Generator().manual_seed(seed)
     batches = Batches(vae.condition(table))
     rows_per_unit = len(table) / batches.units
-    most = max(1, int(MAX_ENTRIES / (rows_per_unit * len(columns))))
+    most = max(1, int(min(MAX_ENTRIES / len(columns), MAX_ROWS if effects else math.inf) / rows_per_unit))
     batch = batches.batch(torch.randperm(batches.units, generator=generator)[:most])
     y, mask = batch.y[:, columns].double(), batch.y_mask[:, columns].double()
     centre = (y * mask).sum(0) / mask.sum(0).clamp_min(1.0)
@@ -104,10 +108,12 @@ def start_from_factors(vae: ConditionalVAE, table: Table, seed: int) -> None:
         coefficients, residual = _regressed(vae, batch, residual, mask)
     if vae.random_effects is not None:
         _start_patient_factors(vae.random_effects, residual, mask, batch, generator)
-        residual, mask = _within_patients(residual, mask, batch)
-    if kernel:
-        _start_from_kernel(vae, decoder.linear, batch, columns, centre, residual, mask, generator)
+    if kernel or effects:
+        start = _start_from_effects if effects else _start_from_kernel
+        start(vae, decoder.linear, batch, columns, centre, residual, mask, generator)
         return
+    if vae.random_effects is not None:
+        residual, mask = _within_patients(residual, mask, batch)
     factors = fit_factors(residual, mask, count, generator)
     _set_decoder(vae, decoder.linear, columns, centre, factors, coefficients)
     if count and not hasattr(vae.encoder, "latents"):  # an encoder that couples rows learns by itself
@@ -120,20 +126,60 @@ def _regresses_on_kernel(vae: ConditionalVAE, table: Table) -> bool:
     return isinstance(prior, GPPrior) and not vae.couples_rows and table.patient is None and len(table) < FEW_ROWS
 
 
+def _starts_effects(vae: ConditionalVAE, columns: list[int]) -> bool:
+    """Return whether random effects start at their likelihood's maximum, and z at what the covariates explain."""
+    prior = vae.prior
+    few = vae.random_effects is not None and len(columns) <= MAX_MEASUREMENTS
+    return few and isinstance(prior, GPPrior) and len(prior.inducing.locations) > 0
+
+
 def _start_from_kernel(
     vae: ConditionalVAE, linear: torch.nn.Linear, batch: Batch, columns: list[int], centre: Tensor, residual: Tensor,
     mask: Tensor, generator: torch.Generator,
 ) -> None:  # fmt: skip
-    """Start from y = μ + W f(x) + W' z' + ε: f from a regression on the kernel, z' the factors of what it leaves.
+    """Start from y = μ + f(x) + ε, with f from a regression on the kernel."""
+    prior = vae.prior
+    assert isinstance(prior, GPPrior)
+    x = _completed(vae, batch, generator)
+    regression, a = regress_on_kernel(prior, x.to(prior.dtype), residual, mask)
+    of_x = signals(regression, a, min(vae.latent_dim, len(columns)))
+    left = (residual - of_x.mean @ of_x.loadings.mT) * mask
+    _start_from_signals(vae, linear, batch, columns, centre, x, of_x, left, mask, generator)
+
+
+def _start_from_effects(
+    vae: ConditionalVAE, linear: torch.nn.Linear, batch: Batch, columns: list[int], centre: Tensor, residual: Tensor,
+    mask: Tensor, generator: torch.Generator,
+) -> None:  # fmt: skip
+    """Start from y = μ + f(x) + random effects + ε, whose variances have the greatest likelihood."""
+    prior, x = vae.prior, _completed(vae, batch, generator)
+    assert isinstance(prior, GPPrior)
+    assert vae.random_effects is not None
+    zeros = batch.y.new_zeros(len(batch), vae.measurements.output_width)
+    _, own, noise = vae.likelihood.gaussian_part(zeros, batch)
+    rows = EffectsStart(vae.random_effects, own, x, centre.to(own.y.dtype), noise.detach())
+    smooth = rows.run(prior, generator)
+    left = rows.left(smooth.values).double()
+    unique = fit_factors(left, mask, identifiable_factors(len(columns)), generator).noise
+    of_x = signals(smooth.regression(unique), smooth.a, min(vae.latent_dim, len(columns)))
+    _start_from_signals(vae, linear, batch, columns, centre, x, of_x, left, mask, generator)
+
+
+def _completed(vae: ConditionalVAE, batch: Batch, generator: torch.Generator) -> Tensor:
+    """Return the covariates (N×Q), gaps drawn from the conditional prior."""
+    return batch.x if batch.x_mask.all() else vae.covariate_prior.draw(batch, 1, generator)[0]
+
+
+def _start_from_signals(
+    vae: ConditionalVAE, linear: torch.nn.Linear, batch: Batch, columns: list[int], centre: Tensor, x: Tensor,
+    of_x: Signals, left: Tensor, mask: Tensor, generator: torch.Generator,
+) -> None:  # fmt: skip
+    """Start from y = μ + W f(x) + W' z' + ε (+ random effects), with z' the factors of what f leaves of single rows.
 
     z = f(x) + N(0, σ_z²) has the first dimensions, and z' ~ N(0, 1) those after them.
     """
     prior = vae.prior
     assert isinstance(prior, GPPrior)
-    x = (batch.x if batch.x_mask.all() else vae.covariate_prior.draw(batch, 1, generator)[0]).to(prior.dtype)
-    regression, a = regress_on_kernel(prior, x, residual, mask)
-    of_x = signals(regression, a, min(vae.latent_dim, len(columns)))
-    left = (residual - of_x.mean @ of_x.loadings.mT) * mask
     count = min(identifiable_factors(len(columns)), vae.latent_dim - len(of_x.noise))
     factors = fit_factors(left, mask, count, generator)
     own = of_x.loadings * of_x.noise.sqrt()
@@ -141,11 +187,11 @@ def _start_from_kernel(
     mean, covariance = Factors(torch.cat([own, factors.loadings], dim=1), noise).posterior(left, mask)
     scale = torch.cat([of_x.noise.sqrt(), torch.ones(count)])
     mean = pad(of_x.mean, (0, count)) + scale * mean
-    set_prior(prior, x, of_x, pad(mean, (0, vae.latent_dim - mean.shape[1])))
+    set_prior(prior, x.to(prior.dtype), of_x, pad(mean, (0, vae.latent_dim - mean.shape[1])), batch)
     with torch.no_grad():
         linear.weight[[vae.measurements.outputs[d][0] for d in columns]] = 0.0  # of dimensions that have no use yet
     loadings = torch.cat([of_x.loadings, factors.loadings], dim=1)
-    _set_decoder(vae, linear, columns, centre, Factors(loadings, noise), None)
+    _set_decoder(vae, linear, columns, centre, Factors(loadings, noise), None, split=False)
     _teach_encoder(vae, batch, mean, scale[:, None] * covariance * scale, generator, ENCODER_STEPS_OF_FEW)
 
 
@@ -226,16 +272,17 @@ def _within_patients(residual: Tensor, mask: Tensor, batch: Batch) -> tuple[Tens
 @torch.no_grad()
 def _set_decoder(
     vae: ConditionalVAE, linear: torch.nn.Linear, columns: list[int], centre: Tensor, factors: Factors,
-    coefficients: Tensor | None,
+    coefficients: Tensor | None, split: bool = True,
 ) -> None:  # fmt: skip
+    """Set the linear path and the noise, half of which is drift where that is to be `split`."""
     outputs, count = [vae.measurements.outputs[d][0] for d in columns], factors.loadings.shape[1]
     linear.weight[outputs, :count] = factors.loadings.to(linear.weight)
     if coefficients is not None:
         linear.weight[outputs, vae.latent_dim :] = coefficients.to(linear.weight)
     linear.bias[outputs] = centre.to(linear.bias)
     noise, effects = factors.noise.to(linear.weight), vae.random_effects
-    if isinstance(effects, DriftingIntercepts):
-        noise = noise / 2.0  # the other half is drift
+    if split and isinstance(effects, DriftingIntercepts):
+        noise = noise / 2.0
         effects.start_drift(noise)
     vae.likelihood.set_noise_variance(noise)
 
@@ -249,7 +296,7 @@ def _teach_encoder(
     hook = vae.encoder.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments))
     number = torch.arange(len(batch))
     with torch.no_grad():
-        x = batch.x if batch.x_mask.all() else vae.covariate_prior.draw(batch, 1, generator)[0]
+        x = _completed(vae, batch, generator)
         vae.latents(batch, lines=Lines(x, number) if vae.joint else None)
     hook.remove()
     arguments = [tensor.detach() for tensor in inputs[0][:3]]  # of all rows, in their order

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lacova.priors.gp.bounds import project, row_statistics
+from lacova.data.batches import Batch
+from lacova.priors.gp.bounds import patient_parts, project, row_statistics
 from lacova.priors.gp.prior import GPPrior
 
 LOG_LENGTHSCALES = (0.5, 1.0, 1.5, 2.0, 2.5)  # in standard deviations of the covariate
@@ -27,6 +28,7 @@ SHARE_OF_NOISE = 0.5  # of ψ that z takes over as σ_z²
 LEAST_SHARE = 0.05  # of what x explains: a smaller pattern has no dimension
 _LOG_2PI = math.log(2.0 * math.pi)
 IDLE_VARIANCE, IDLE_NOISE = 0.1, 0.9  # kernel variance and σ_z² of dimensions that x does not explain
+OWN_SHARE = 0.3  # of what a dimension has beside f, in terms of the instance
 
 
 class Regression(NamedTuple):
@@ -124,19 +126,30 @@ def regress_on_kernel(prior: GPPrior, x: Tensor, residual: Tensor, mask: Tensor)
 
 
 @torch.no_grad()
-def set_prior(prior: GPPrior, x: Tensor, of_x: Signals, latents: Tensor) -> None:
+def set_prior(prior: GPPrior, x: Tensor, of_x: Signals, latents: Tensor, batch: Batch) -> None:
     """Give the first dimensions the variances of the signals and all others mostly noise, and solve q(v).
 
     Args:
         prior: with the length-scales that the regression has.
-        x: completed covariates of all rows (N×Q).
+        x: completed covariates of the rows (N×Q).
         of_x: what x explains.
         latents: values of z (N×L), for which q(v) is the optimum.
+        batch: the rows.
     """
-    count, log_variance = len(of_x.noise), prior.kernel.log_variance
+    kernel, count = prior.kernel, len(of_x.noise)
+    shared, own = list(kernel.shared), list(kernel.own)
     variance, noise = torch.full_like(prior.noise, IDLE_VARIANCE), torch.full_like(prior.noise, IDLE_NOISE)
     variance[:count], noise[:count] = of_x.variance, of_x.noise
-    log_variance.copy_((variance / len(log_variance)).log().expand_as(log_variance))
+    kernel.log_variance[shared] = (variance / len(shared)).log()
+    if own:
+        kernel.log_variance[own] = (OWN_SHARE * noise / len(own)).log()
+        noise = (1.0 - OWN_SHARE) * noise
     prior.set_noise(noise)
-    a = project(prior.kernel, prior.inducing.inputs, x)
-    prior.natural_step(row_statistics(a, prior.noise, latents.mT, torch.ones(len(x), dtype=a.dtype)), 1.0)
+    a, q_v, latents = project(kernel, prior.inducing.inputs, x), prior.inducing.distribution(), latents.mT
+    weight = torch.full((batch.patients,), float(batch.scale), dtype=a.dtype)
+    if prior.couples_rows:
+        _, of_patients = patient_parts(kernel, a, x, batch.blocks, q_v, prior.noise, latents, None)
+        statistics = of_patients(weight)
+    else:
+        statistics = row_statistics(a, prior.noise, latents, weight[batch.patient])
+    prior.natural_step(statistics, 1.0)

@@ -9,6 +9,8 @@ WORKERS ?= 2
 # For reproduce: IMAGES=mnist.npz for MNIST, DATA=folder for the clinical tables; TABLE="cvae lvae" for some of them.
 SOURCES = $(if $(IMAGES),--images $(IMAGES)) $(if $(DATA),--data $(DATA))
 export OMP_NUM_THREADS ?= 1
+# Python keeps compiled modules: tests start many processes, each of which would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint types tests bench docs site reproduce reproduce-quick clean
 

@@ -1,5 +1,6 @@
 """Property tests draw new examples on every run at a desk, and the same ones in continuous integration."""
 
+import gc
 import os
 from functools import cache
 from importlib.util import find_spec
@@ -16,6 +17,12 @@ models()  # imports all modules that register parts of lacova's own
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
+
+
+def pytest_collection_finish():
+    """Modules and collected tests stay until the end: the garbage collector passes over them from here on."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -278,7 +278,7 @@ def test_drift_is_learnt_and_used():
         model = lacova.GPPriorVAE(
             SCHEMA, latent_dim=1, inducing=6, scaling="none", patient_effects=kind, fixed_effects=False
         )
-        model.fit(table[table["id"] < 60], max_epochs=60, seed=0)
+        model.fit(table[table["id"] < 60], max_epochs=40, seed=0)
         imputed = model.impute(gaps[gaps["id"] >= 60], interval=0.9)
         new = table[table["id"] >= 60].reset_index(drop=True)
         at = (new["day"] == 3.0).to_numpy()

@@ -127,7 +127,7 @@ def test_updates_undo_the_bias_of_observed_covariates_where_gaps_depend_on_y(cou
     make = partial(GPPriorVAE, inducing=10) if count > 1 else CVAE
     row = pd.DataFrame({"id": [-1], "x": [np.nan], "y": [np.nan], "arm": ["b"]})
     for every in (0, None):
-        model = make(schema, latent_dim=1).fit(table, max_epochs=45, prior_every=every, device="cpu")
+        model = make(schema, latent_dim=1).fit(table, max_epochs=25, prior_every=every, device="cpu")
         means.append(model.prior_covariates(row, draws=4000)["x"].mean())
     assert means[0] < -0.25
     assert abs(means[1]) < 0.4 * abs(means[0])

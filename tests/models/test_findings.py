@@ -129,7 +129,7 @@ def test_measurements_that_only_differ_between_patients_are_doubted():
     schema = Schema(["alt"], {"day": "continuous"}, instance="id", time="day")
     quick = {"latent_dim": 1, "inducing": 5}
     assert fitted(GPPriorVAE(schema, **quick), lasting(noise=0.5), max_epochs=40)[1] == []
-    model, sentences = fitted(GPPriorVAE(schema, **quick), lasting(), max_epochs=150)
+    model, sentences = fitted(GPPriorVAE(schema, **quick), lasting(), max_epochs=75)
     assert "variance of 'alt'" in model.findings.concerns["patient share"]
     assert model.findings.concerns["patient share"] in sentences
 

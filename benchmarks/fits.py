@@ -91,6 +91,7 @@ def clinical(folder: Path, seed: int, before: bool) -> None:
 
 def small() -> None:
     environment = dict(os.environ, OMP_NUM_THREADS="1")
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package is compiled once
     for name, shape in STUDIES.items():
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-W", "ignore", "-c", SMALL, repr(shape)], check=True, env=environment)

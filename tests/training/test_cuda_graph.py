@@ -150,6 +150,7 @@ class RunAnew:
 def test_a_batch_by_reference_is_the_batch(name, cap, monkeypatch):
     """Its numbers go to the inputs of a graph, where its rows are gathered: those of an epoch, then without masks."""
     monkeypatch.setattr(cuda_graph, "_Graph", RunAnew)
+    monkeypatch.setattr("lacova.training.loader.PASS_BATCHES", 1)  # as on a GPU
     vae, options, loader = built(name, cap)
     results = []
 

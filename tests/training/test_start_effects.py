@@ -244,5 +244,5 @@ def test_variances_and_rates_stay_where_gradients_can_move_them():
         rows.effects.raw.fill_(-30.0)
         rows.effects.raw_rate.fill_(9.0)
     rows.climb(torch.zeros_like(rows.batch.y))
-    assert float(rows.effects.raw.detach()) >= math.log(start_effects.LEAST_VARIANCE) - 1e-9
+    assert float(rows.effects.raw.detach()) >= start_effects.LOG_VARIANCES[0] - 1e-9
     assert float(rows.effects.raw_rate.detach()) <= start_effects.LOG_RATES[1]

@@ -105,7 +105,9 @@ def test_an_epoch_has_every_patient_once_whole_and_in_full_batches(named, buffer
     path, frame, schema = named
     loader, vae = prepared(path, schema, scaling="none", seed=0, batch_size=batch_size, buffer_rows=buffer_rows)
     units = frame["patient"].nunique()
-    for walk in (loader.epoch(vae, 0), loader.epoch(vae, 1), loader.in_order(vae)):
+    size = min(batch_size, units)
+    walks = [(loader.in_order(vae), loader.pass_size(size)), (loader.epoch(vae, 0), size), (loader.epoch(vae, 1), size)]
+    for walk, full in walks:
         seen, sizes = [], []
         for batch, _, masked, _ in walk:
             patients, rows = batch.y.long().T.tolist()
@@ -117,9 +119,10 @@ def test_an_epoch_has_every_patient_once_whole_and_in_full_batches(named, buffer
             assert not (masked.x_mask & ~batch.x_mask).any()
             seen += rows
         assert sorted(seen) == list(range(len(frame)))
-        assert len(sizes) == loader.steps
-        assert set(sizes[:-1]) <= {min(batch_size, units)}
+        assert len(sizes) == -(-units // full)
+        assert set(sizes[:-1]) <= {full}
         assert sum(sizes) == units
+    assert len(sizes) == loader.steps
     scales = [training_batch.batch.scale for training_batch in loader.epoch(vae, 0)]
     assert scales == [units / size for size in sizes]
     assert {training_batch.batch.scale for training_batch in loader.in_order(vae)} == {1.0}

@@ -208,9 +208,12 @@ class Batches:
         """Yield the units of each batch: every unit once, in random order."""
         yield from torch.randperm(self.units, generator=generator).split(self.size)
 
-    def in_order(self) -> Iterator[tuple[Tensor, Batch]]:
-        """Yield row indices and batch, every unit once, in order; `scale` is 1, so that sums over batches add up."""
-        for units in torch.arange(self.units).split(self.size):
+    def in_order(self, size: int | None = None) -> Iterator[tuple[Tensor, Batch]]:
+        """Yield row indices and batch, every unit once, in order; `scale` is 1, so that sums over batches add up.
+
+        `size` is another number of rows or patients per batch.
+        """
+        for units in torch.arange(self.units).split(size or self.size):
             yield self.rows(units)[0], replace(self.batch(units), scale=1.0)
 
 

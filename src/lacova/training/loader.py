@@ -28,6 +28,8 @@ from lacova.training.training_batch import (
     with_mask_of,
 )
 
+PASS_BATCHES = 4  # training batches that a pass without gradients takes at once
+
 
 class Loader(ABC):
     """Training or validation rows as batches. What is drawn in an epoch depends on the seed and the epoch alone.
@@ -75,6 +77,10 @@ class Loader(ABC):
     @abstractmethod
     def fingerprint(self) -> str:
         """Return a text that differs where rows do, which ties a checkpoint to its rows."""
+
+    def pass_size(self, batch: int) -> int:
+        """Return how many units a pass without gradients takes at once: those of a captured graph on a GPU."""
+        return batch if self.device.type == "cuda" else PASS_BATCHES * batch
 
     def _training_batch(
         self, vae: ConditionalVAE, batches: Batches, masked: Table | None, x_mask: Tensor, units: Tensor,
@@ -174,7 +180,7 @@ class TableLoader(Loader):
     def in_order(self, vae: ConditionalVAE, *, masked: bool = True, team: Team = SINGLE) -> Iterator[AnyBatch]:
         if masked:
             self.mask(vae, 0)
-        units = torch.arange(self.units).split(self.batches.size)
+        units = torch.arange(self.units).split(self.pass_size(self.batches.size))
         yield from self._yield_batches(vae, units, 1.0, masked and bool(self.options.masked_loss), team)
 
     def _yield_batches(
@@ -201,7 +207,7 @@ class TableLoader(Loader):
 
     def complete(self, vae: ConditionalVAE, generator: torch.Generator) -> Table:
         x = torch.empty_like(self.host.x)
-        for rows, batch in self.batches.in_order():
+        for rows, batch in self.batches.in_order(self.pass_size(self.batches.size)):
             x[rows] = vae.draw_posterior(batch, generator).cpu()
         complete = self.host.x_mask | vae.completed_for_prior.cpu()
         return replace(self.host, x=x * complete, x_mask=complete)

@@ -75,9 +75,10 @@ class FitOptions:
     """How to train.
 
     Args:
-        max_epochs: most passes over the training rows. None: as many as have about 600 steps for 200 patients, or 1,600
-            for 1,500 rows. Steps grow with the square root of these numbers; below 1,500, with the number of rows
-            itself. For constant rates 200, or more if these have fewer than 3,000 steps.
+        max_epochs: most passes over the training rows. None: as many as have about 300 steps for 200 patients, or 1,600
+            for 1,500 rows; 600 for 200 patients, if the model has no start near the end. Steps grow with about the
+            square root of these numbers; below 1,500, with the number of rows itself. For constant rates 200, or more
+            if these have fewer than 3,000 steps.
         batch_size: rows per step, or patients per step if the schema has an instance column. None for 100 rows or 25
             patients; for 10 patients if they have many visits each or rates are constant.
         learning_rate: learning rate of Adam for the networks; None for one that suits the schedule and the table.
@@ -211,7 +212,7 @@ class FitOptions:
         patience = epochs if cycle else max(DEFAULT_PATIENCE, -(-MIN_PATIENCE_STEPS // steps))
         every = max(1, epochs // CYCLE_VALIDATIONS) if cycle and self.patience is None else 1
         rates = default_rates(self.schedule, units, by_row)
-        updates = max(1, epochs // CYCLE_PRIOR_UPDATES) if cycle else 0
+        updates = -(-epochs // CYCLE_PRIOR_UPDATES) if cycle else 0
         return replace(
             self, max_epochs=epochs, batch_size=batch_size,
             prior_every=updates if self.prior_every is None else self.prior_every, members=self.ensemble,

@@ -165,8 +165,16 @@ def _start_from_effects(
     _start_from_signals(vae, linear, batch, columns, centre, x, of_x, left, mask, generator)
 
 
+@torch.no_grad()
 def _completed(vae: ConditionalVAE, batch: Batch, generator: torch.Generator) -> Tensor:
-    """Return the covariates (N×Q), gaps drawn from the conditional prior."""
+    """Return the covariates (N×Q), gaps drawn given x_o, and given the measurements where q starts from a regression.
+
+    Drawn without them, they would weaken what the covariates explain.
+    """
+    posterior = vae.covariate_posterior
+    parts = (posterior.visit_regression, posterior.linear_posterior, posterior.static_regression)
+    if any(part is not None for part in parts):
+        return vae.draw_covariates(batch, 1, generator)[0]
     return batch.x if batch.x_mask.all() else vae.covariate_prior.draw(batch, 1, generator)[0]
 
 

@@ -13,6 +13,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -29,12 +31,14 @@ ROUNDS = 4  # of solving what is linear and of climbing the likelihood
 EVALUATIONS = 15  # of the likelihood in a round
 DRAWS = 4  # of v, in the mean over which the likelihood is climbed
 LEAST_NOISE = 0.01  # σ² as a share of what it starts from
-LEAST_VARIANCE, LOG_RATES = 1e-4, (-3.0, 3.0)  # where variances and rates of drift are kept
+LOG_VARIANCES, LOG_RATES = (math.log(1e-4), None), (-3.0, 3.0)  # where variances and rates of drift are kept
 # Length-scales to choose from, in standard deviations of the covariate, with normal priors of log ℓ and of log s²/ℓ²;
 # they are wide, as patients' visits say much about the course over time.
 LOG_LENGTHSCALES = (-0.5, 0.0, 0.5, 1.0, 1.5, 2.0)
 LOG_LENGTHSCALE_MEAN, LOG_LENGTHSCALE_SD, LOG_SLOPE_SD = 1.0, 0.7, 1.0
 SCALES = torch.logspace(-2, 4, 25, dtype=torch.float64)  # s², in units of the scaled measurements
+
+Floats = npt.NDArray[np.float64]
 
 
 class Smooth(NamedTuple):
@@ -113,31 +117,38 @@ class EffectsStart:
 
     def climb(self, f: Tensor) -> None:
         """Move variances and factors up the likelihood given f; leave them where that fails."""
-        optimiser = torch.optim.LBFGS(
-            self.moved, max_iter=EVALUATIONS, max_eval=EVALUATIONS, line_search_fn="strong_wolfe"
+        from scipy.optimize import minimize
+
+        before = np.concatenate([p.detach().double().flatten().numpy() for p in self.moved])
+        if not np.isfinite(before).all():
+            return
+
+        def loss(values: Floats) -> tuple[float, Floats]:
+            self._set(values)
+            try:
+                value = self.effects.kl() - self.log_likelihood(f)
+                gradient = torch.autograd.grad(value, self.moved, materialize_grads=True)
+            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # there, but not in torch's stubs
+                return np.inf, np.zeros_like(values)
+            return float(value.detach()), np.concatenate([g.double().flatten().numpy() for g in gradient])
+
+        result = minimize(
+            loss, before, jac=True, method="L-BFGS-B", bounds=self._bounds(), options={"maxfun": EVALUATIONS}
         )
-        before = [p.detach().clone() for p in self.moved]
+        self._set(result.x if np.isfinite(result.fun) else before)
 
-        def loss() -> Tensor:
-            optimiser.zero_grad()
-            value = self.effects.kl() - self.log_likelihood(f)
-            value.backward()
-            return value
+    @torch.no_grad()
+    def _set(self, values: Floats) -> None:
+        parts = torch.from_numpy(values).split([p.numel() for p in self.moved])
+        for p, part in zip(self.moved, parts, strict=True):
+            p.copy_(part.view_as(p))
 
-        try:
-            optimiser.step(loss)
-            failed = not all(bool(p.isfinite().all()) for p in self.moved)
-        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # there, but not in torch's stubs
-            failed = True
-        with torch.no_grad():
-            for p, old in zip(self.moved, before, strict=True):
-                if failed:
-                    p.copy_(old)
-                p.grad = None
-            self.effects.raw.clamp_(min=math.log(LEAST_VARIANCE))
-            if isinstance(self.effects, DriftingIntercepts):
-                self.effects.raw_drift.clamp_(min=math.log(LEAST_VARIANCE))
-                self.effects.raw_rate.clamp_(*LOG_RATES)
+    def _bounds(self) -> list[tuple[float | None, float | None]]:
+        """Return where each number is kept."""
+        limits: dict[int, tuple[float | None, float | None]] = {id(self.effects.raw): LOG_VARIANCES}
+        if isinstance(self.effects, DriftingIntercepts):
+            limits |= {id(self.effects.raw_drift): LOG_VARIANCES, id(self.effects.raw_rate): LOG_RATES}
+        return [limits.get(id(p), (None, None)) for p in self.moved for _ in range(p.numel())]
 
     def solve_fixed(self, f: Tensor) -> None:
         """Set q(w) of the fixed effects to its optimum given f (N×D, or versions of it)."""

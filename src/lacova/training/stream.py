@@ -108,14 +108,15 @@ class StreamLoader(Loader):
         """Yield batches; shuffled, if they are to be scaled."""
         rest: Buffer | None = None
         left = self.units - skip
+        size = self.size if scale is None else self.pass_size(self.size)
         parts = self._buffers(pieces, epoch, skip, scale is None, masked)
         with closing(ahead(parts) if self.ahead else parts) as buffers:
             for host in buffers:
                 new = host.to(self.device)
                 buffer = new if rest is None else _join(rest, new)
                 batches, order = Batches(buffer.table), buffer.order
-                ready = len(order) if len(order) >= left else len(order) // self.size * self.size
-                for units in order[:ready].split(self.size) if ready else ():
+                ready = len(order) if len(order) >= left else len(order) // size * size
+                for units in order[:ready].split(size) if ready else ():
                     yield self._training_batch(vae, batches, buffer.masked, buffer.x_mask, units, scale, team)
                 left -= ready
                 rest = None if ready == len(order) else _remainder(buffer, order[ready:])

@@ -32,12 +32,12 @@ from reproduction.markdown import write
 
 RESULTS = Path(__file__).with_name("results.jsonl")
 KEY = ("dataset", "task", "missing", "seed", "method")
-OURS: dict[str, dict[str, Any]] = {  # one setting for all tasks and tables, and the same with one part left out
-    "lacova": {"scaling": "normal"},
-    "standard scaling": {},
-    "constant levels": {"scaling": "normal", "patient_effects": "intercept"},
-    "without slopes": {"scaling": "normal", "fixed_effects": False},
-    "without levels": {"scaling": "normal", "patient_effects": False},
+OURS: dict[str, dict[str, Any]] = {  # the defaults, and the same with one part left out
+    "lacova": {},
+    "standard scaling": {"scaling": "standard"},
+    "constant levels": {"patient_effects": "intercept"},
+    "without slopes": {"fixed_effects": False},
+    "without levels": {"patient_effects": False},
 }
 PRIOR = "prior alone"  # draws of missing covariates that do not use the measurements
 METHODS = (*PEERS, *OURS, PRIOR)

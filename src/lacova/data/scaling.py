@@ -15,6 +15,8 @@ Floats = npt.NDArray[np.float64]
 
 MAX_KNOTS, ROWS_PER_KNOT = 100, 10
 MAX_STEPS, ROWS_PER_STEP = 12, 10  # a column with so few values, each of them frequent, is mapped in steps
+# Under scaling="auto": least number of values, their least excess kurtosis, and the largest share of equal ones.
+LEAST_VALUES, LEAST_EXCESS, MOST_EQUAL = 50, 1.0, 0.5
 TAIL = 0.05  # beyond the outermost knots, a line continues through the outermost one and the one at this quantile
 
 
@@ -40,7 +42,7 @@ class Knots:
         if len(own) < 2:
             return None
         share = (counts.cumsum() - counts / 2.0) / len(values)
-        steps = len(own) <= min(MAX_STEPS, len(values) // ROWS_PER_STEP)
+        steps = _takes_steps(len(own), len(values))
         limit = int(np.clip(len(values) // ROWS_PER_KNOT, 3, MAX_KNOTS))
         if len(own) > limit:
             shares = np.linspace(share[0], share[-1], limit)
@@ -137,8 +139,30 @@ class Scales:
         return slopes
 
 
+def _takes_steps(distinct: int, count: int) -> bool:
+    return distinct <= min(MAX_STEPS, count // ROWS_PER_STEP)
+
+
 def _normal_quantile(share: Floats) -> Floats:
     return np.asarray(ndtri(share))
+
+
+def suits_scores(values: Floats) -> bool:
+    """Return whether normal scores suit a column: it takes a few values alone, or has heavier tails than the normal.
+
+    A column whose values are spread evenly, as heights of children are, or lie in groups, owes its shape to what it
+    depends on: there, scores would bend what is straight. Nor do scores suit a column with many values, most of whose
+    entries are equal.
+    """
+    values = values[~np.isnan(values)]
+    if len(values) < LEAST_VALUES or np.ptp(values) == 0.0:
+        return False
+    counts = np.unique(values, return_counts=True)[1]
+    if _takes_steps(len(counts), len(values)):
+        return True
+    z = (values - values.mean()) / np.ptp(values)  # of any unit, without overflow
+    excess = (z**4).mean() / (z**2).mean() ** 2 - 3.0
+    return bool(excess > LEAST_EXCESS and counts.max() <= MOST_EQUAL * len(values))
 
 
 def knots_as_table(knots: Mapping[int, Knots]) -> Floats:

@@ -14,11 +14,12 @@ import pandas as pd
 from lacova.data.columns import checked_numbers, measurement_values, require_columns
 from lacova.data.errors import DataError, listed
 from lacova.data.kinds import values_of
-from lacova.data.scaling import Floats, Knots, Scales
+from lacova.data.scaling import Floats, Knots, Scales, suits_scores
 from lacova.data.schema import Schema
 
-Scaling = Literal["standard", "minmax", "none", "normal"]
+Scaling = Literal["auto", "standard", "minmax", "none", "normal"]
 NORMAL = ("gaussian", "student")  # kinds of measurements that get normal scores with scaling="normal"
+SCORED = ("auto", "normal")  # scalings under which columns may have normal scores
 
 
 def check_scaling(scaling: object) -> None:
@@ -145,7 +146,8 @@ class ColumnStatistics:
 
     def measurement_scales(self, scaling: Scaling, sample: pd.DataFrame | None = None) -> Scales:
         """Return the scales of all measurements; `sample` holds the rows from which normal scores are learnt."""
-        location, scale = self._y.scales(self._numbers, "measurement", "standard" if scaling == "normal" else scaling)
+        others = "standard" if scaling in SCORED else scaling
+        location, scale = self._y.scales(self._numbers, "measurement", others)
         names, kinds = self.schema.measurements, self.schema.kinds
         log = np.array([name in self._logs for name in names], dtype=bool)
         scales = Scales(np.zeros(len(names)), np.ones(len(names)), log, np.ones(len(names)))
@@ -160,12 +162,16 @@ class ColumnStatistics:
                 scales.shift[d], scales.scale[d], scales.spread[d] = location[k], scale[k], scale[k]
         for name, sd in zip(self._logs, np.sqrt(self._own.var), strict=True):
             scales.spread[names.index(name)] = sd or 1.0
-        if scaling != "normal":
+        if scaling not in SCORED:
             return scales
         if sample is None:
-            raise ValueError('scaling="normal" needs rows to learn quantiles from.')
-        scored = [d for d, name in enumerate(names) if kinds.get(name, "gaussian") in NORMAL]
-        learnt = {d: Knots.learn(measurement_values(sample, names[d], self.schema)) for d in scored}
+            raise ValueError(f'scaling="{scaling}" needs rows to learn quantiles from.')
+        own = {
+            d: measurement_values(sample, name, self.schema)
+            for d, name in enumerate(names)
+            if kinds.get(name, "gaussian") in (NORMAL if scaling == "normal" else ("gaussian",))
+        }
+        learnt = {d: Knots.learn(values) for d, values in own.items() if scaling == "normal" or suits_scores(values)}
         return replace(scales, knots={d: knots for d, knots in learnt.items() if knots is not None})
 
     def constant(self) -> npt.NDArray[np.bool_]:

@@ -35,7 +35,7 @@ from lacova.models.fitting import fit_process
 from lacova.models.inference import Inference
 from lacova.models.requirements import require_noise
 from lacova.models.snapshot import take_apart
-from lacova.nn.networks import Networks, resolve
+from lacova.nn.networks import Networks, has_linear_path, resolve
 from lacova.priors.base import LatentPrior
 from lacova.training.distributed import SINGLE, launch
 from lacova.training.interrupt import InterruptedWarning
@@ -54,7 +54,9 @@ class Model(Inference, ABC):
             if these are fewer.
         networks: `Dense(...)`, `Conv(...)`, other `lacova.nn.Networks`, or a preset's name.
         scaling: of the measurements: "standard", "minmax", "none", or "normal" for normal scores, which make any
-            continuous distribution normal; see docs/observation.md. Continuous covariates are standardised.
+            continuous distribution normal. "auto" gives normal scores to Gaussian columns with heavy tails, and
+            standardises the others, or all, where networks have no linear path, as those of images. See
+            docs/observation.md. Continuous covariates are standardised.
         covariates: how to treat gaps in X. "joint" (default): a joint model of the covariates, with memory along a
             patient's visits, as prior, and q(x_u | y_o, x_o) as posterior. "factorised": independent columns as prior,
             the same posterior. "paper": independent columns, and q(x_u | x_o). Or fill X once before training: "mean",
@@ -98,7 +100,7 @@ class Model(Inference, ABC):
 
     def __init__(
         self, schema: Schema, *, latent_dim: int | None = None, networks: str | Networks = "clinical",
-        scaling: Scaling = "standard",
+        scaling: Scaling = "auto",
         covariates: Covariates | type[CovariatePrior] | partial[CovariatePrior] = "joint",
         covariate_prior: Mapping[str, object] | None = None, noise_floor: float = NOISE_FLOOR,
         joint_posterior: bool | None = None, noise: Literal["column", "row"] = "column",
@@ -148,6 +150,11 @@ class Model(Inference, ABC):
     @staticmethod
     def _default_latent_dim(schema: Schema) -> int:
         return DEFAULT_LATENT_DIM
+
+    @property
+    def column_scaling(self) -> Scaling:
+        """The scaling that `fit` asks of the encoder."""
+        return "standard" if self.scaling == "auto" and not has_linear_path(self.networks) else self.scaling
 
     @property
     def latent_weight(self) -> float:

@@ -13,6 +13,7 @@ from lacova.data.schema import Schema
 from lacova.data.table_encoder import TableEncoder
 from lacova.models.base import Model
 from lacova.models.requirements import require_covariates
+from lacova.nn.networks import has_linear_path
 from lacova.priors import normal as normal  # registers "normal" and "conditional"
 from lacova.priors.base import LatentPrior
 
@@ -44,7 +45,7 @@ class CVAE(Model):
     @property
     def latent_weight(self) -> float:
         """A decoder with a linear path starts from a regression on x; another one must learn from x before z does."""
-        return 1.0 if getattr(self.networks, "linear", False) else 100.0
+        return 1.0 if has_linear_path(self.networks) else 100.0
 
     def __init__(
         self, schema: Schema, *,

@@ -27,6 +27,7 @@ from lacova.models.builder import build
 from lacova.models.findings import Findings, examine
 from lacova.models.settings import Storable, identity
 from lacova.models.streams import opened
+from lacova.nn.networks import has_linear_path
 from lacova.nn.threads import suitable_threads
 from lacova.training.checkpoint import Checkpoint, member_file
 from lacova.training.distributed import Team
@@ -159,7 +160,7 @@ def read_training_data(
     else:
         frame, _ = to_pandas(data, schema.columns)
         statistics = _statistics(model, frame)
-    encoder = TableEncoder.from_statistics(statistics, model.scaling, frame)
+    encoder = TableEncoder.from_statistics(statistics, model.column_scaling, frame)
     table = encoder.encode(frame)
     fill = Fill.learn(model.covariates, encoder, table) if model.covariates in FILLS else None
     table = table if fill is None else fill(table)
@@ -198,11 +199,11 @@ def read_training_data(
 
 def _resolved(model: Storable, options: FitOptions, table: Table, layout: Layout | None) -> FitOptions:
     """Set what the options leave to the size of the training table: in memory, or as the first pass found it."""
-    by_row, linear = table.patient is None, bool(getattr(model.networks, "linear", False))
+    by_row = table.patient is None
     units, rows = len(table) if by_row else len(table.labels), len(table)
     if layout is not None:
         units, rows = int(layout.units.sum()), int(layout.rows.sum())
-    return options.resolved(units, by_row, rows, starts_near=linear)
+    return options.resolved(units, by_row, rows, starts_near=has_linear_path(model.networks))
 
 
 def _statistics(model: Storable, frame: pd.DataFrame) -> ColumnStatistics:

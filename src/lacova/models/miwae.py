@@ -9,6 +9,7 @@ import torch
 
 from lacova.data.registry import register
 from lacova.data.schema import Schema
+from lacova.data.statistics import Scaling
 from lacova.data.table import Table
 from lacova.data.table_encoder import TableEncoder
 from lacova.likelihoods.missingness import Mechanism, Missingness
@@ -84,7 +85,7 @@ class NotMIWAE(MIWAE):
         column of slopes for each measurement that they depend on.
         """
         encoder, vae = self.fitted()
-        if self.scaling == "normal" or vae.missingness is None:
+        if encoder.scales.knots or vae.missingness is None:
             raise ValueError(
                 'with scaling="normal" the log-odds of a gap are not linear in a measurement\'s own units.'
             )
@@ -97,6 +98,11 @@ class NotMIWAE(MIWAE):
         else:
             columns = {"intercept": bias - slope * encoder.y_shift, "slope": slope}
         return pd.DataFrame(columns, index=pd.Index(names, name="measurement"))
+
+    @property
+    def column_scaling(self) -> Scaling:
+        """By default linear: the log-odds of a gap are linear in a measurement's own units."""
+        return "standard" if self.scaling == "auto" else self.scaling
 
     def _described(self) -> dict[str, str]:
         return {**super()._described(), "gaps in measurements": self.mechanism}

@@ -22,6 +22,7 @@ from lacova.data.io.archive import StorageError, digest, pack, unpack, written_b
 from lacova.data.labels import Fingerprints
 from lacova.data.registry import PARTS, configured, factory, lookup, name_of, registered
 from lacova.data.schema import Schema
+from lacova.data.statistics import Scaling
 from lacova.data.table_encoder import TableEncoder
 from lacova.inference.vae import ConditionalVAE
 from lacova.models.builder import Blueprint
@@ -58,6 +59,8 @@ class Storable(Blueprint, Protocol):
     options: FitOptions
 
     def __init__(self, schema: Schema, **settings: Any) -> None: ...
+    @property
+    def column_scaling(self) -> Scaling: ...
     def fitted(self) -> tuple[TableEncoder, ConditionalVAE]: ...
 
 

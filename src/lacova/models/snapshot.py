@@ -21,7 +21,7 @@ from lacova.data.labels import Fingerprints
 from lacova.data.registry import name_of
 from lacova.data.scaling import Scales, knots_as_table, knots_of_table
 from lacova.data.schema import Schema
-from lacova.data.statistics import NORMAL
+from lacova.data.statistics import NORMAL, SCORED
 from lacova.data.table_encoder import TableEncoder
 from lacova.inference.vae import ConditionalVAE
 from lacova.models.builder import build_blank
@@ -79,9 +79,9 @@ def take_apart(model: Storable) -> tuple[dict[str, Any], dict[str, Tensor]]:
     for k, member in enumerate(model.members):
         tensors |= {f"member{k}.{name}": value for name, value in member.state_dict().items()}
     tensors |= {f"encoder.{name}": torch.as_tensor(getattr(encoder, name), dtype=torch.float64) for name in SCALES}
-    if schema.kinds or model.scaling == "normal":
+    if schema.kinds or model.scaling in SCORED:
         tensors["encoder.y_spread"] = torch.as_tensor(encoder.scales.spread)
-    if model.scaling == "normal":
+    if model.scaling in SCORED:
         tensors["encoder.knots"] = torch.as_tensor(knots_as_table(encoder.scales.knots))
     if isinstance(model.training_instances, Fingerprints):
         tensors["trained"] = torch.as_tensor(model.training_instances.sorted.view(np.int64))
@@ -102,7 +102,7 @@ def put_together(document: Mapping[str, Any], tensors: Mapping[str, Tensor], cla
         raise StorageError(f"its model is {kind!r}; expected {' or '.join(classes)}")
     schema = unpacked_schema(document)
     model = unfitted(classes[kind], schema, document)
-    model.encoder = encoder = _encoder(schema, document, parts, model.scaling == "normal")
+    model.encoder = encoder = _encoder(schema, document, parts, model.scaling in SCORED)
     FactorisedPrior.blank(encoder.space).override(encoder, model.covariate_prior)  # refuses what makes no sense
     model.options = FitOptions(**known_values(document, "options", [field.name for field in fields(FitOptions)]))
     own = {name: whole_size(n, 0) for name, n in document["sizes"]["covariate prior"].items()}

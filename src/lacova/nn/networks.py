@@ -48,6 +48,11 @@ class Networks(ABC):
         """Build a module that maps z, with x beside it in a CVAE (K×inputs), to decoder outputs (K×outputs)."""
 
 
+def has_linear_path(networks: Networks) -> bool:
+    """Return whether decoders have a linear path, which can start near the end: those of tables."""
+    return bool(getattr(networks, "linear", False))
+
+
 @register("Dense")
 @dataclass(frozen=True)
 class Dense(Networks):

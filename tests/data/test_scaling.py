@@ -5,7 +5,9 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from lacova.data.scaling import Knots, knots_as_table, knots_of_table
+from lacova import CVAE, VAE, Dense, GPPriorVAE, NotMIWAE, Schema, load
+from lacova.data.scaling import Knots, knots_as_table, knots_of_table, suits_scores
+from lacova.data.table_encoder import TableEncoder
 
 
 def test_normal_scores_are_normal_and_monotone():
@@ -57,3 +59,77 @@ def test_ties_are_mapped_to_their_middle():
     assert knots.own.tolist() == [0.0, 1.0, 2.0]
     np.testing.assert_allclose(stats.norm.cdf(knots.encode(np.array([0.0, 1.0, 2.0]))), [0.3, 0.75, 0.95])
     assert Knots.learn(np.full(9, 3.0)) is None
+
+
+RNG = np.random.default_rng(5)
+SHAPES = {
+    "normal": (RNG.normal(5, 2, 2000), False),
+    "even": (RNG.uniform(50, 200, 2000), False),
+    "two groups": (np.concatenate([RNG.normal(0, 1, 900), RNG.normal(9, 1, 1100)]), False),
+    "log-normal": (RNG.lognormal(0, 1, 2000), True),
+    "heavy on both sides": (RNG.standard_t(3, 2000), True),
+    "few values": (RNG.integers(0, 5, 2000).astype(float), True),
+    "mostly zero": (np.where(RNG.random(2000) < 0.8, 0.0, RNG.lognormal(0, 1, 2000)), False),
+    "too few to tell": (RNG.lognormal(0, 1, 40), False),
+    "constant": (np.full(2000, 3.0), False),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_which_columns_suit_normal_scores(shape):
+    values, suits = SHAPES[shape]
+    assert suits_scores(values) is suits
+    assert suits_scores(np.append(values, np.nan)) is suits
+    for unit in (1e-150, 1e150):  # in any unit
+        assert suits_scores(values * unit) is suits
+
+
+def test_columns_have_scores_by_default_where_they_suit_them():
+    table = pd.DataFrame(
+        {name.replace(" ", "_"): values for name, (values, _) in SHAPES.items() if len(values) == 2000}
+    )
+    table = table.drop(columns="constant").assign(student=SHAPES["log-normal"][0])
+    names = list(table)
+    schema = Schema({name: "student" if name == "student" else "gaussian" for name in names}, {})
+    auto, normal, standard = (TableEncoder.learn(schema, table, s) for s in ("auto", "normal", "standard"))
+    scored = [names[d] for d in auto.scales.knots]
+    assert scored == ["log-normal", "heavy_on_both_sides", "few_values"]  # a Student measurement has its own tails
+    assert len(normal.scales.knots) == len(names)
+    assert not standard.scales.knots
+    encoded = auto.encode(table).y
+    assert np.allclose(encoded[:, 0], standard.encode(table).y[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("model", "scaling"),
+    [
+        (lambda schema: VAE(schema), "auto"),
+        (lambda schema: VAE(schema, networks=Dense()), "standard"),  # no linear path, as of images
+        (lambda schema: VAE(schema, networks=Dense(), scaling="normal"), "normal"),
+        (lambda schema: NotMIWAE(schema), "standard"),  # log-odds of gaps are linear in a column's own units
+        (lambda schema: NotMIWAE(schema, scaling="minmax"), "minmax"),
+    ],
+)
+def test_the_default_scaling_depends_on_the_model(model, scaling):
+    assert model(Schema(["a", "b"], {})).column_scaling == scaling
+
+
+def test_a_model_with_some_scores_comes_back_from_its_file(tmp_path):
+    table = pd.DataFrame({"a": SHAPES["log-normal"][0], "b": SHAPES["normal"][0], "x": SHAPES["even"][0]})[:300]
+    table["a"] = table["a"].mask(RNG.random(300) < 0.2)
+    model = CVAE(Schema(["a", "b"], {"x": "continuous"}), latent_dim=1).fit(table, max_epochs=1)
+    assert list(model.encoder.scales.knots) == [0]
+    model.save(tmp_path / "model.lacova")
+    again = load(tmp_path / "model.lacova")
+    pd.testing.assert_frame_equal(again.impute(table, seed=1), model.impute(table, seed=1))
+    assert again.scaling == "auto"
+
+
+def test_a_growth_study_is_not_bent():
+    """A course over time spreads values evenly: it stays on its own scale."""
+    day = np.tile(np.arange(8.0), 20)
+    table = pd.DataFrame(
+        {"id": np.repeat(np.arange(20), 8), "day": day, "y": 50.0 + 10.0 * day + RNG.normal(0, 3, 160)}
+    )
+    model = GPPriorVAE(Schema(["y"], {"day": "continuous"}, instance="id", time="day")).fit(table, max_epochs=1)
+    assert not model.encoder.scales.knots

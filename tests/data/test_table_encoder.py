@@ -145,7 +145,9 @@ def test_duplicated_column_outside_the_schema_is_allowed():
 
 
 def test_unknown_scaling_is_refused():
-    with pytest.raises(ValueError, match=r"^scaling is 'robust'; expected one of standard, minmax, none, normal\.$"):
+    with pytest.raises(
+        ValueError, match=r"^scaling is 'robust'; expected one of auto, standard, minmax, none, normal\.$"
+    ):
         TableEncoder.learn(SIMPLE, simple(), "robust")
 
 

@@ -96,7 +96,7 @@ def test_an_unfitted_model_is_refused(make, use):
         ),
         (
             lambda: CVAE(ROWS, scaling="robust").fit(numbered_visits()),
-            "scaling is 'robust'; expected one of standard, minmax, none, normal.",
+            "scaling is 'robust'; expected one of auto, standard, minmax, none, normal.",
         ),
         (lambda: CVAE(ROWS, noise_floor=-1.0).fit(numbered_visits()), "noise_floor must be positive, got -1.0."),
     ],

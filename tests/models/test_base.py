@@ -124,8 +124,8 @@ def test_a_decoder_with_a_linear_path_needs_no_warm_up():
 
 
 @pytest.mark.parametrize(
-    ("schema", "options", "size"), [(VISITS, {}, 25), (VISITS, {"schedule": "constant"}, 10), (ROWS, {}, 100)]
-)
+    ("schema", "options", "size"), [(VISITS, {}, 30), (VISITS, {"schedule": "constant"}, 10), (ROWS, {}, 100)]
+)  # of 60 patients, two batches of about 25
 def test_batches_suit_the_table_and_the_schedule(schema, options, size):
     table = visits(patients=60)
     data = read_training_data(small_cvae(schema), table, table, FitOptions(**options), torch.device("cpu"), SINGLE)

@@ -9,6 +9,7 @@ GP prior of few rows, what x explains starts in z: `start_prior.py`.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -157,9 +158,13 @@ def _start_from_effects(
     assert vae.random_effects is not None
     zeros = batch.y.new_zeros(len(batch), vae.measurements.output_width)
     _, own, noise = vae.likelihood.gaussian_part(zeros, batch)
-    rows = EffectsStart(vae.random_effects, own, x, centre.to(own.y.dtype), noise.detach())
+    # In single precision, what patients' effects leave of a measurement would be lost where noise is small.
+    effects, dtype = vae.random_effects.double(), noise.dtype
+    wide = replace(own, y=own.y.double(), x=own.x.double())
+    rows = EffectsStart(effects, wide, x.double(), centre, noise.detach().double())
     smooth = rows.run(prior, generator)
-    left = rows.left(smooth.values).double()
+    left = rows.left(smooth.values)
+    effects.to(dtype)
     unique = fit_factors(left, mask, identifiable_factors(len(columns)), generator).noise
     of_x = signals(smooth.regression(unique), smooth.a, min(vae.latent_dim, len(columns)))
     _start_from_signals(vae, linear, batch, columns, centre, x, of_x, left, mask, generator)

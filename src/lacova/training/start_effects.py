@@ -31,7 +31,7 @@ ROUNDS = 4  # of solving what is linear and of climbing the likelihood
 EVALUATIONS = 15  # of the likelihood in a round
 DRAWS = 4  # of v, in the mean over which the likelihood is climbed
 LEAST_NOISE = 0.01  # σ² as a share of what it starts from
-LOG_VARIANCES, LOG_RATES = (math.log(1e-4), None), (-3.0, 3.0)  # where variances and rates of drift are kept
+LOG_VARIANCES, LOG_RATES = (math.log(1e-4), math.log(4.0)), (-3.0, 3.0)  # where variances and rates of drift are kept
 # Length-scales to choose from, in standard deviations of the covariate, with normal priors of log ℓ and of log s²/ℓ²;
 # they are wide, as patients' visits say much about the course over time.
 LOG_LENGTHSCALES = (-0.5, 0.0, 0.5, 1.0, 1.5, 2.0)
@@ -77,7 +77,7 @@ class Smooth(NamedTuple):
 
 
 class EffectsStart:
-    """The likelihood of random effects on the rows of some patients, and what is moved to raise it.
+    """The likelihood of random effects on the rows of some patients, and what is moved to raise it; in float64.
 
     Args:
         effects: the random effects.

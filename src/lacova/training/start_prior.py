@@ -28,6 +28,7 @@ SHARE_OF_NOISE = 0.5  # of ψ that z takes over as σ_z²
 LEAST_SHARE = 0.05  # of what x explains: a smaller pattern has no dimension
 _LOG_2PI = math.log(2.0 * math.pi)
 IDLE_VARIANCE, IDLE_NOISE = 0.1, 0.9  # kernel variance and σ_z² of dimensions that x does not explain
+MOST_VARIANCE = 100.0  # of f in a dimension of variance 1: where f is next to nothing, its prior is wide beside it
 OWN_SHARE = 0.3  # of what a dimension has beside f, in terms of the instance
 
 
@@ -139,7 +140,7 @@ def set_prior(prior: GPPrior, x: Tensor, of_x: Signals, latents: Tensor, batch: 
     kernel, count = prior.kernel, len(of_x.noise)
     shared, own = list(kernel.shared), list(kernel.own)
     variance, noise = torch.full_like(prior.noise, IDLE_VARIANCE), torch.full_like(prior.noise, IDLE_NOISE)
-    variance[:count], noise[:count] = of_x.variance, of_x.noise
+    variance[:count], noise[:count] = of_x.variance.clamp_max(MOST_VARIANCE), of_x.noise
     kernel.log_variance[shared] = (variance / len(shared)).log()
     if own:
         kernel.log_variance[own] = (OWN_SHARE * noise / len(own)).log()

@@ -85,6 +85,27 @@ def test_many_visits_make_more_steps_of_fewer_patients():
     assert FitOptions(batch_size=7).resolved(2000, by_row=False, rows=90_000).batch == 7
 
 
+def test_patients_whose_model_starts_near_the_end_have_half_of_the_steps():
+    def steps(patients, **options):
+        resolved = FitOptions(**options).resolved(patients, by_row=False, starts_near=True)
+        return resolved.epochs * -(-patients // resolved.batch)
+
+    assert steps(200) == pytest.approx(300, abs=8)
+    assert steps(2000) == pytest.approx(300 * 10**0.6, rel=0.05)
+    assert steps(200, start="random") == 600  # such a start was not asked for
+    rows = FitOptions().resolved(300, starts_near=True)
+    assert rows == FitOptions().resolved(300)  # rows have their own rule
+
+
+@pytest.mark.parametrize("patients", [1, 26, 40, 60, 88, 250])
+def test_no_batch_of_patients_is_much_smaller_than_the_others(patients):
+    size = FitOptions().resolved(patients, by_row=False).batch
+    last = patients % size or size
+    assert last >= size - -(-patients // size)
+    assert size == patients or 13 <= size
+    assert size <= 37
+
+
 def test_rates_suit_the_schedule_and_the_table_unless_they_are_given():
     constant, cycle = FitOptions(schedule="constant"), FitOptions()
     assert constant.resolved(99).rates == (1e-3, 1e-2, 0.1)

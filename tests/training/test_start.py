@@ -9,9 +9,10 @@ from lacova import CVAE, VAE, Dense, FitOptions, GPPriorVAE, Schema
 from lacova.covariates.linear_model import identifiable_factors
 from lacova.models.builder import build
 from lacova.models.fitting import read_training_data
-from lacova.training import start
+from lacova.training import start, start_factors
 from lacova.training.distributed import SINGLE
-from lacova.training.start import fit_factors, start_from_factors
+from lacova.training.start import start_from_factors
+from lacova.training.start_factors import Factors, fit_factors
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -48,14 +49,14 @@ def test_factors_are_as_many_as_columns_determine():
 
 
 def test_em_raises_the_likelihood_and_finds_the_covariance(monkeypatch):
-    monkeypatch.setattr(start, "RIDGE", 0.0)  # with shrinkage it raises the penalised likelihood instead
+    monkeypatch.setattr(start_factors, "RIDGE", 0.0)  # with shrinkage it raises the penalised likelihood instead
     residual, mask, loadings, noise = factor_data()
     values = []
     for iterations in (1, 2, 4, 8, 16, 200):
-        monkeypatch.setattr(start, "ITERATIONS", iterations)
+        monkeypatch.setattr(start_factors, "ITERATIONS", iterations)
         values.append(log_likelihood(fit_factors(residual, mask, 2, GENERATOR.manual_seed(0)), residual, mask))
     assert (np.diff(values) > -1e-8).all()
-    truth = start.Factors(torch.tensor(loadings), torch.tensor(noise))
+    truth = Factors(torch.tensor(loadings), torch.tensor(noise))
     assert values[-1] > log_likelihood(truth, residual, mask)  # the maximum of the likelihood is above the truth
     factors = fit_factors(residual, mask, 2, GENERATOR)
     covariance = (factors.loadings @ factors.loadings.mT + torch.diag(factors.noise)).numpy()
@@ -64,7 +65,7 @@ def test_em_raises_the_likelihood_and_finds_the_covariance(monkeypatch):
 
 def test_the_posterior_is_that_of_the_joint_normal():
     residual, mask, loadings, noise = factor_data(n=5)
-    factors = start.Factors(torch.tensor(loadings), torch.tensor(noise))
+    factors = Factors(torch.tensor(loadings), torch.tensor(noise))
     mean, covariance = factors.posterior(residual, mask)
     for k in range(5):
         seen = mask[k].bool().numpy()

@@ -3,14 +3,14 @@
 y_d = μ_d + B_dᵀx + W_dᵀz + ε_d with z ~ N(0, I) and ε_d ~ N(0, ψ_d), fitted to the observed entries. B is there for a
 decoder that sees x. Where patients have random effects, y is less its patient's average, so that z explains how visits
 differ. EM takes a few dozen passes over a small table; gradient steps take many times as long to find the same. In a
-GP prior of few rows, what x explains starts in z: `start_prior.py`.
+GP prior of few rows, what x explains starts in z: `start_prior.py`. Where patients have a few measurements, so it does,
+and their random effects start at the maximum of their likelihood: `start_effects.py`.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,35 +27,13 @@ from lacova.nn.networks import Decoder
 from lacova.priors.gp.prior import GPPrior
 from lacova.training.options import FEW_ROWS
 from lacova.training.start_effects import MAX_MEASUREMENTS, MAX_ROWS, EffectsStart
+from lacova.training.start_factors import LEAST_NOISE, RIDGE, Factors, fit_factors
 from lacova.training.start_prior import Signals, regress_on_kernel, set_prior, signals
 
-ITERATIONS = 30
 MAX_ENTRIES = 500_000  # of the measurements that enter
-LEAST_NOISE = 0.05  # ψ_d as a share of the variance of its column
 LEAST_OWN = 0.2  # τ_d² as a share of the variance between patients, the rest of which factors explain
-RIDGE = 1.0  # pseudo-rows in which coefficients are 0
 ENCODER_STEPS, ENCODER_ROWS, ENCODER_RATE = 300, 200, 3e-3
 ENCODER_STEPS_OF_FEW = 100  # of few rows
-
-
-class Factors(NamedTuple):
-    """A factor model with K factors.
-
-    Attributes:
-        loadings: W (D×K).
-        noise: ψ (D,).
-    """
-
-    loadings: Tensor
-    noise: Tensor
-
-    def posterior(self, residual: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean (N×K) and covariance (N×K×K) of z given the observed residuals (N×D)."""
-        weight = mask / self.noise
-        outer = self.loadings[:, :, None] * self.loadings[:, None, :]  # D×K×K
-        precision = torch.tensordot(weight, outer, dims=1) + torch.eye(outer.shape[-1], dtype=weight.dtype)
-        covariance = torch.cholesky_inverse(torch.linalg.cholesky(precision))
-        return (covariance @ ((weight * residual) @ self.loadings)[..., None])[..., 0], covariance
 
 
 def start_posterior(vae: ConditionalVAE, table: Table, time: int | None, seed: int) -> None:
@@ -205,27 +183,8 @@ def _start_from_signals(
         linear.weight[[vae.measurements.outputs[d][0] for d in columns]] = 0.0  # of dimensions that have no use yet
     loadings = torch.cat([of_x.loadings, factors.loadings], dim=1)
     _set_decoder(vae, linear, columns, centre, Factors(loadings, noise), None, split=False)
-    _teach_encoder(vae, batch, mean, scale[:, None] * covariance * scale, generator, ENCODER_STEPS_OF_FEW)
-
-
-def fit_factors(residual: Tensor, mask: Tensor, count: int, generator: torch.Generator) -> Factors:
-    """Fit a factor model to residuals of mean 0 (N×D, float64), 0 where the mask (as numbers) is 0, by EM."""
-    entries = mask.sum(0).clamp_min(1.0)
-    variance = (residual.square().sum(0) / entries).clamp_min(1e-6)
-    draws = torch.randn(residual.shape[1], count, generator=generator, dtype=residual.dtype)
-    factors = Factors(0.3 * variance.sqrt()[:, None] * draws, 0.7 * variance if count else variance)
-    if not count:
-        return factors
-    ridge = RIDGE * torch.eye(count, dtype=residual.dtype)
-    for _ in range(ITERATIONS):
-        mean, covariance = factors.posterior(residual, mask)
-        second = (covariance + mean[:, :, None] * mean[:, None, :]).flatten(1)  # E zzᵀ
-        gram = (mask.mT @ second).unflatten(1, (count, count)) + ridge
-        cross = residual.mT @ mean  # D×K
-        loadings = torch.linalg.solve(gram, cross)
-        noise = (residual.square().sum(0) - (loadings * cross).sum(1)) / entries
-        factors = Factors(loadings, torch.maximum(noise, LEAST_NOISE * variance))
-    return factors
+    if not hasattr(vae.encoder, "latents"):
+        _teach_encoder(vae, batch, mean, scale[:, None] * covariance * scale, generator, ENCODER_STEPS_OF_FEW)
 
 
 def _regressed(vae: ConditionalVAE, batch: Batch, residual: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -187,6 +187,10 @@ def test_a_sample_of_patients_stands_for_all():
         doubled = twice.smooth(a, 0.5)
         other = torch.linalg.inv(doubled.root @ doubled.root.mT) - torch.eye(len(a)).double() / doubled.variance
     torch.testing.assert_close(other, 2.0 * precision, rtol=1e-5, atol=1e-6)
+    seen, seen_twice = (  # Σ a Σ⁻¹ r
+        (torch.linalg.inv(one.root @ one.root.mT) @ one.mean)[:, 0] for one in (own, doubled)
+    )
+    torch.testing.assert_close(seen_twice, 2.0 * seen, rtol=1e-5, atol=1e-6)
 
 
 def test_the_start_finds_variances_and_the_course():
@@ -216,6 +220,15 @@ def test_the_start_finds_variances_and_the_course():
     truth = np.sin(table.day) + 0.8 * (table.arm == "a")
     error = course - truth - (course - truth).mean()
     assert np.sqrt(np.mean(error**2)) < 0.2 * truth.std()
+
+
+def test_a_dimension_without_use_has_variance_1():
+    table, names = study(patients=20)
+    vae, encoded = assembled(table, names, latent_dim=3)
+    start_from_factors(vae, encoded, 0)
+    total = vae.prior.prior_variance + vae.prior.noise
+    torch.testing.assert_close(total[1:], torch.ones(2).double())
+    assert not vae.decoder.linear.weight[:, 1:].any()
 
 
 @pytest.mark.parametrize(("measurements", "starts"), [(4, True), (5, False)])

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Never
 
@@ -167,8 +167,20 @@ def pack(value: object, what: str) -> Any:
         return sorted((pack(v, what) for v in value), key=json.dumps)
     if isinstance(value, tuple | list):
         return [pack(v, what) for v in value]
+    raise _cannot_hold(value, what)
+
+
+def pack_labels(labels: Collection[object], what: str) -> list[Any]:
+    """Return labels as JSON; unlike other values, each is a single one: no tuple, set or mapping, which is refused."""
+    for label in labels:
+        if isinstance(label, Collection) and not isinstance(label, str | bytes):
+            raise _cannot_hold(label, what)
+    return [pack(label, what) for label in labels]
+
+
+def _cannot_hold(value: object, what: str) -> StorageError:
     shown = " ".join(repr(value).split())[:80]
-    raise StorageError(
+    return StorageError(
         f"{what}: a file cannot hold {shown} of type {type(value).__name__}; it takes text, numbers, True, False and "
         "timestamps without a time zone. Use one of those, and fit again."
     )

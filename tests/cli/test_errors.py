@@ -95,6 +95,7 @@ def test_allocators_and_files():
     assert "a single array would take 20 GiB; ask for" in sentence_of(cuda)
     assert sentence_of(MemoryError()).startswith("there is not enough memory; ask for")
     assert sentence_of(OSError(errno.EISDIR, "Is a directory", "a")) == "a cannot be used: Is a directory."
+    assert sentence_of(OSError(errno.ENOSPC, "No space left")) == "a file cannot be used: No space left."
     assert sentence_of(RuntimeError("shapes do not match")) is None
 
 

@@ -54,8 +54,8 @@ def sentence_of(error: Exception) -> str | None:
 
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
         return f"{_amount(str(error))}; ask for fewer draws or smaller sizes, or give fewer rows at a time."
-    if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        name = os.fsdecode(error.filename)
+    if isinstance(error, OSError) and error.strerror:
+        name = "a file" if error.filename is None else str(error.filename)
         shown = name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}…"
         return f"{shown} cannot be used: {error.strerror}."
     return str(error) if isinstance(error, ValueError | TrainingError | OSError) else None

@@ -4,6 +4,7 @@ The same table is in docs/bad-inputs.md: run this file as a program to write it.
 """
 
 import errno
+import gzip
 import os
 import re
 import shutil
@@ -232,6 +233,7 @@ FILES = [
     ("a column twice", "a.csv", b"id,day,day\np1,3,4\n", "more than one column named 'day'"),
     ("an invalid Parquet file", "a.parquet", b"PAR1 and more", "is no Parquet file"),
     ("another kind of file", "a.xlsx", b"PK", "expected one of .csv, .csv.gz, .parquet"),
+    ("a compressed file that is cut off", "a.csv.gz", gzip.compress(b"id,day\np1,3\n" * 99)[:40], "is damaged"),
     ("no such file", "a.csv", None, "there is no file"),
 ]
 
@@ -263,6 +265,7 @@ def test_files(what, name, content, message, run, tmp_path, capsys):
 OPTIONS = [
     ("zero draws", lambda m, t: m.impute(t, draws=0), ("impute", "--draws", 0), "draws must be a whole number of at least 1, got 0"),
     ("negative draws", lambda m, t: m.sample(t, draws=-1), ("predict", "--draws", -1), "draws must be a whole number of at least 1, got -1"),
+    ("more draws than the memory holds", lambda m, t: m.impute(t, draws=10**15), ("impute", "--draws", 10**15), "GB; ask for fewer draws"),
     ("an interval of 1.5", lambda m, t: m.predict(t, interval=1.5), ("predict", "--interval", 1.5), "interval must lie between 0 and 1"),
     ("draws and an interval", lambda m, t: m.impute(t, draws=2, interval=0.9), ("impute", "--draws", 2, "--interval", 0.9), "draws or .*interval, not both"),
 ]  # fmt: skip
@@ -347,6 +350,7 @@ def test_a_folder_that_is_not_there_and_one_that_holds_other_things(run, tmp_pat
         (tmp_path / "none" / "a.csv", "there is no folder"),
         (tmp_path, "expected one of .csv"),
         (tmp_path / "a.txt", "expected one of .csv"),
+        (tmp_path / "data.csv", "the same file as DATA, which it would replace"),
     ):
         assert shell("impute", run, tmp_path / "data.csv", "--out", out) == 1
         text = capsys.readouterr().err
@@ -422,6 +426,7 @@ def page():
         lines.append(f"| {what} | refused: “{plain(message)}” |")
     for what in (
         "an output folder that does not exist, or an output of another kind",
+        "an output that is one of the inputs, by whatever name or link",
         "a folder for the model that holds other things, or another model",
         "a full disk",
         "a model file that is truncated, damaged, foreign, or of a newer version",

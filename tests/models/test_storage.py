@@ -14,6 +14,7 @@ import lacova
 from lacova import CVAE, Dense, GPPriorVAE, NotFittedError, Schema, StorageError, load
 from lacova.data.io.archive import read
 from lacova.nn import Networks
+from lacova.training.trainer import Trainer
 from tests.models.saved_models import CASES, ROWS, SMALL, answers, table, visits
 
 
@@ -233,12 +234,26 @@ def test_labels_keep_their_types(tmp_path, role, labels):
         assert all(label in again.training_instances for label in labels)
 
 
+NO_LABELS = {
+    "Interval": pd.cut(pd.Series(np.arange(6.0)), 3),
+    r"\(": pd.Series([("site", k // 2) for k in range(6)]),
+    "frozenset": pd.Series([frozenset(f"{k // 2}") for k in range(6)]),
+    "Timestamp": pd.Series(pd.date_range("2020-01-31", periods=6, freq="ME", tz="UTC")),
+}
+
+
 @pytest.mark.parametrize("role", ["c", "id"])
-def test_labels_that_a_file_cannot_hold_are_refused_by_name(tmp_path, role):
-    model, _ = fit_with(**{role: pd.cut(pd.Series(np.arange(6.0)), 3)})
+@pytest.mark.parametrize(("shown", "labels"), NO_LABELS.items(), ids=NO_LABELS)
+def test_labels_that_a_file_cannot_hold_are_refused_by_name(tmp_path, monkeypatch, role, shown, labels):
+    """By `save`, and before the first step by a fit that keeps a checkpoint."""
+    model, frame = fit_with(**{role: labels})
     what = {"c": "levels of column 'c'", "id": "labels of the instance column 'id'"}[role]
-    with pytest.raises(StorageError, match=rf"{what}: a file cannot hold Interval.* Use one of those, and fit again"):
+    message = rf"{what}: a file cannot hold {shown}.* Use one of those, and fit again"
+    with pytest.raises(StorageError, match=message):
         model.save(tmp_path / "x")
+    monkeypatch.delattr(Trainer, "run")
+    with pytest.raises(StorageError, match=message):
+        model.fit(frame, checkpoint=tmp_path / "c")
     assert os.listdir(tmp_path) == []
 
 

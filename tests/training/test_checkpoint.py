@@ -63,9 +63,9 @@ def test_a_fit_continues_from_any_step_of_an_epoch(uninterrupted, steps, tmp_pat
 def test_checkpoints_come_as_often_as_asked(monkeypatch, tmp_path):
     written = []
 
-    def record(path, document, tensors):
+    def record(path, document, tensors, *mode):
         written.append(document["state"])
-        write(path, document, tensors)
+        write(path, document, tensors, *mode)
 
     monkeypatch.setattr(checkpoint, "write", record)
     fit_gp(checkpoint=tmp_path / "c", checkpoint_every=7)
@@ -225,6 +225,14 @@ def test_a_folder_that_is_not_writable_is_refused_before_training(steps, tmp_pat
     with pytest.raises(DataError, match=r"the folder .* is not writable; choose another, or change its permissions"):
         fit_gp(checkpoint=tmp_path / "c")
     assert steps.taken == 0
+
+
+def test_checkpoints_are_private_and_stay_as_the_user_made_them(steps, tmp_path):
+    modes, path = [], tmp_path / "c"
+    steps.hooks[3] = steps.hooks[5] = lambda: modes.append(path.stat().st_mode & 0o777)
+    steps.hooks[4] = lambda: path.chmod(0o640)
+    fit_gp(checkpoint=path, checkpoint_every=1)
+    assert modes == [0o600, 0o640]
 
 
 def test_a_full_disk_is_reported_before_training(steps, tmp_path, monkeypatch):

@@ -37,6 +37,8 @@ class ResultFile:
             raise DataError(
                 f"there is no folder {self.path.parent} for the checkpoint {self.path.name}; make it first."
             )
+        if self.path.exists() and not self.path.is_file():
+            raise DataError(f"{self.path} is a device or a pipe; name a file for the checkpoint.")
         *complete, last = self.path.read_bytes().split(b"\n") if self.path.exists() else [b""]
         for number, text in enumerate(complete, 1):
             self._parse(text, number)

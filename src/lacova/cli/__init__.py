@@ -28,7 +28,7 @@ from lacova.cli import (
     whatif,
 )
 from lacova.cli import filter as filter_visits
-from lacova.cli.common import report_errors
+from lacova.cli.errors import report_errors
 
 app = typer.Typer(
     name="lacova", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,

@@ -1,17 +1,17 @@
-"""What the commands share: exit codes, reading tables and models, writing answers."""
+"""What the commands share: reading tables and models, writing answers."""
 
 from __future__ import annotations
 
-import functools
 import json
-import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
+
+from lacova.cli.run_folder import MODEL
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,31 +19,7 @@ if TYPE_CHECKING:
     from lacova.data.schema import Schema
     from lacova.models.base import Model
 
-P = ParamSpec("P")
-MODEL = "model.lacova"
 STREAM_BYTES = 500_000_000  # a Parquet file of this size or more is streamed
-
-
-def report_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Wrap a command so that bad input ends it with one sentence on stderr and exit code 1."""
-
-    @functools.wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        from lacova.training.options import TrainingError
-
-        try:
-            command(*args, **kwargs)
-        except (ValueError, TrainingError, FileNotFoundError, PermissionError) as error:
-            typer.echo(f"lacova: {error}", err=True)
-            raise typer.Exit(1) from None
-        except BrokenPipeError:  # the reader of stdout has gone
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-            raise typer.Exit(1) from None
-        except KeyboardInterrupt:
-            typer.echo("lacova: interrupted; nothing was written.", err=True)
-            raise typer.Exit(130) from None
-
-    return run
 
 
 def remark(text: str, quiet: bool) -> None:
@@ -171,6 +147,8 @@ def read_schema(schema: Path, data: Path) -> Schema:
 
     if not schema.exists():
         raise DataError(f"there is no file {schema}; `lacova schema {data} --out {schema}` proposes one.")
+    if schema.is_dir():
+        raise DataError(f"{schema} is a folder; --schema names a TOML file with the roles of the columns.")
     return Schema.from_toml(schema)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -29,9 +28,7 @@ def compare(
     ] = 5,
     hide: Annotated[float, typer.Option(help="share of the held-out entries to hide and impute")] = 0.2,
     out: options.TableOut = None,
-    resume: Annotated[
-        Path | None, typer.Option(help="file that gains a line after each fit; the same command continues from it")
-    ] = None,
+    resume: options.Record = None,
     latent_dim: Annotated[
         int | None,
         typer.Option(help="dimensions of z in all models; the model decides if left out"),

@@ -52,6 +52,7 @@ def run(
     from rich.console import Console
 
     from lacova import report
+    from lacova.data.io.files import write_table
     from lacova.datasets.digits import SIDE
     from lacova.models.gp_prior_vae import GPPriorVAE
 
@@ -74,7 +75,7 @@ def run(
         console.print(f"{name}: fitted and scored in {perf_counter() - started:.0f} s", style="dim")
         models[name] = model
     scores = pd.DataFrame(lines)
-    scores.to_csv(out / "scores.csv", index=False)
+    write_table(scores, out / "scores.csv")
     console.print(_table(scores))
     _picture(models["lacova"], complete["test"], masked["test"], out / "digits.png")
     console.print(

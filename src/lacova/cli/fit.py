@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,20 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lacova.cli import options
-from lacova.cli.common import MODEL, finite, merge_settings, print_json, read_or_stream, read_schema, read_share, remark
+from lacova.cli.common import finite, merge_settings, print_json, read_or_stream, read_schema, read_share, remark
+from lacova.cli.paths import RUN_WRITTEN
+from lacova.cli.run_folder import MODEL, check_run, checkpoint_of, identity_of, named, write_run
 
 if TYPE_CHECKING:
     from lacova.data.schema import Schema
     from lacova.models.base import Model
 
-SCHEMA, TRAINING = "schema.toml", "training.csv"
 GO_ON = "The same command with --resume goes on."
 
 
 def fit(
     data: options.Data,
     schema: options.SchemaFile,
-    out: Annotated[Path, typer.Option(help="folder to write the model into", show_default=False)],
+    out: Annotated[Path, typer.Option(help="folder to write the model into", show_default=False), RUN_WRITTEN],
     validation: Annotated[
         Path | None, typer.Option(help="a table to choose the best weights by; else a share of DATA")
     ] = None,
@@ -66,16 +65,15 @@ def fit(
     as_json: options.AsJson = False,
 ) -> None:
     """Learn a model from a table with gaps."""
-    from lacova.data.io.files import check_folder
     from lacova.training.checkpoint import remove_checkpoints
     from lacova.training.distributed import writes
 
     writer = devices * nodes == 1 or writes()
     quiet = quiet or not writer
-    checkpoint = out.parent / f"{out.name}.checkpoint"
+    out = named(out)
+    checkpoint = checkpoint_of(out)
     resuming = _check_checkpoint(checkpoint, checkpoint_every, resume, force)
-    _check_run(out, force or resuming)
-    check_folder(out.parent)
+    check_run(out, force or resuming)
     roles = read_schema(schema, data)
     given = {
         "latent_dim": latent_dim, "prior": prior, "covariates": covariates, "batch_size": batch_size,
@@ -92,7 +90,10 @@ def fit(
     if not resuming and writer:
         remove_checkpoints(checkpoint)
     training |= {"seed": seed, "device": device, "progress": False if quiet else None}
-    _learn(learner, table, held_out, training, out if writer else None, checkpoint)
+    with _interruptible(out, checkpoint):
+        _learn(learner, table, held_out, training)
+        if writer:
+            write_run(learner, out, schema)
     if not writer:
         return
     if as_json:
@@ -111,30 +112,30 @@ def fit(
     remove_checkpoints(checkpoint)
 
 
-def _learn(
-    learner: Model, table: Any, held_out: Any, training: Mapping[str, Any], out: Path | None, checkpoint: Path
-) -> None:
-    """Fit the model and write it into the folder `out`; None in a process that does not write."""
+def _learn(learner: Model, table: Any, held_out: Any, training: Mapping[str, Any]) -> None:
+    """Fit the model, and leave what it warns of to the lines that are printed afterwards."""
     from lacova.data.errors import FitWarning
-    from lacova.data.io.files import write_table
     from lacova.training.interrupt import InterruptedWarning
 
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", InterruptedWarning)  # said after the model is written
+        warnings.simplefilter("ignore", FitWarning)  # as lines of `describe`
+        learner.fit(table, held_out, **training)
+
+
+@contextmanager
+def _interruptible(out: Path, checkpoint: Path) -> Iterator[None]:
+    """Say what there is if Ctrl-C ends training or writing at once."""
+    before = identity_of(out / MODEL)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", InterruptedWarning)  # said after the model is written
-            warnings.simplefilter("ignore", FitWarning)  # as lines of `describe`
-            learner.fit(table, held_out, **training)
-        if out is None:
-            return
-        assert learner.training is not None
-        with _new_folder(out) as folder:
-            learner.save(folder / MODEL)
-            learner.schema.to_toml(folder / SCHEMA)
-            write_table(learner.training, folder / TRAINING)
+        yield
     except KeyboardInterrupt:
-        if not checkpoint.exists():
+        if identity_of(out / MODEL) != before:
+            typer.echo(f"lacova: interrupted; the new model is in {out}, but not all of the files beside it.", err=True)
+        elif checkpoint.exists():
+            typer.echo(f"lacova: interrupted; no model was written. {GO_ON}", err=True)
+        else:
             raise
-        typer.echo(f"lacova: interrupted; no model was written. {GO_ON}", err=True)
         raise typer.Exit(130) from None
 
 
@@ -158,20 +159,6 @@ def _learner(roles: Schema, name: str, settings: dict[str, Any]) -> tuple[Model,
     return make_model(name, roles, settings)
 
 
-def _check_run(out: Path, force: bool) -> None:
-    """Refuse to replace a folder that holds no model, or a model without --force."""
-    from lacova.data.errors import DataError
-
-    if out.exists() and not out.is_dir():
-        raise DataError(f"{out} is a file; --out names a folder for the model.")
-    if not out.exists() or not any(out.iterdir()):
-        return
-    if not (out / MODEL).exists():
-        raise DataError(f"the folder {out} holds other things; choose another for --out.")
-    if not force:
-        raise DataError(f"there is a model in {out} already; choose another folder, or add --force to replace it.")
-
-
 def _check_checkpoint(checkpoint: Path, every: int, resume: bool, force: bool) -> bool:
     """Return whether to continue from a checkpoint; refuse to use or to lose an existing one without being told."""
     from lacova.data.errors import DataError
@@ -186,25 +173,3 @@ def _check_checkpoint(checkpoint: Path, every: int, resume: bool, force: bool) -
             "again."
         )
     return resume and checkpoint.exists()
-
-
-@contextmanager
-def _new_folder(out: Path) -> Iterator[Path]:
-    """Yield a temporary folder that replaces `out` on success and is removed on failure."""
-    from lacova.data.errors import DataError
-
-    temporary = Path(tempfile.mkdtemp(prefix=".lacova-", dir=out.parent))
-    old = temporary.with_name(f"{temporary.name}-old")
-    try:
-        yield temporary
-        temporary.chmod(0o755)
-        if out.exists():
-            out.rename(old)
-        temporary.rename(out)
-    except OSError as error:
-        if old.exists() and not out.exists():
-            old.rename(out)
-        raise DataError(f"{out} cannot be written: {error.strerror or error}.") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)

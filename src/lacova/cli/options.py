@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from lacova.cli.paths import WRITTEN
+
 Data = Annotated[
     Path,
     typer.Argument(
@@ -18,8 +20,14 @@ Completed = Annotated[
     Path, typer.Argument(help="what `lacova impute --draws` wrote", metavar="COMPLETED", show_default=False)
 ]
 SchemaFile = Annotated[Path, typer.Option(help="TOML file with the roles of the columns", show_default=False)]
-Out = Annotated[Path | None, typer.Option("--out", help="file to write, CSV or Parquet by suffix; else CSV on stdout")]
-TableOut = Annotated[Path | None, typer.Option("--out", help="file for the table, CSV or Parquet by suffix")]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="file to write, CSV or Parquet by suffix; else CSV on stdout"), WRITTEN
+]
+TableOut = Annotated[Path | None, typer.Option("--out", help="file for the table, CSV or Parquet by suffix"), WRITTEN]
+Record = Annotated[
+    Path | None,
+    typer.Option(help="file that gains a line after each fit; the same command continues from it"), WRITTEN,
+]  # fmt: skip
 Seed = Annotated[int, typer.Option(help="seed of every random number")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, or any torch device")]
 Stream = Annotated[bool, typer.Option("--stream", help="read Parquet bit by bit; folders and large files always are")]

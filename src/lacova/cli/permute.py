@@ -45,9 +45,7 @@ def permute(
         typer.Option(help="share of rows, or of instances, that each fit holds out; 0 for none (as RUN was trained)"),
     ] = None,
     workers: Annotated[int, typer.Option(help="processes that fit at the same time")] = 1,
-    resume: Annotated[
-        Path | None, typer.Option(help="file that gains a line after each fit; the same command continues from it")
-    ] = None,
+    resume: options.Record = None,
     out: options.TableOut = None,
     epochs: options.Epochs = None,
     settings: Annotated[

@@ -10,6 +10,7 @@ import typer
 
 from lacova.cli import options
 from lacova.cli.common import load_run, read_in_memory, remark
+from lacova.cli.paths import WRITTEN
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def report(
     run: options.Run,
-    out: Annotated[Path, typer.Option(help="the HTML file to write", show_default=False)],
+    out: Annotated[Path, typer.Option(help="the HTML file to write", show_default=False), WRITTEN],
     data: Annotated[Path | None, typer.Option(help="a table to report on, usually the one fitted to")] = None,
     held_out: Annotated[
         Path | None,
@@ -40,12 +41,12 @@ def report(
     quiet: options.Quiet = False,
 ) -> None:
     """Write a report as one HTML file: data and gaps, model, training, quality of imputation, patients, effects."""
-    from lacova.data.io.files import check_folder
+    from lacova.data.io.files import check_output
     from lacova.report import contents, save
 
     if out.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"--out is {out}; expected a name that ends in .html.")
-    check_folder(out.parent)
+    check_output(out, None)
     model = load_run(run, device)
     shape = None if images is None else _height_and_width(images)
     if truth is not None and (images is None or data is None):

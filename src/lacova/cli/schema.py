@@ -10,6 +10,7 @@ import typer
 
 from lacova.cli import options
 from lacova.cli.common import remark
+from lacova.cli.paths import WRITTEN
 
 
 def schema(
@@ -20,15 +21,15 @@ def schema(
     instance: Annotated[str | None, typer.Option(help="the column that names the patient")] = None,
     time: Annotated[str | None, typer.Option(help="the time column")] = None,
     exclude: Annotated[list[str] | None, typer.Option(help="a column to leave out; repeat")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="TOML file to write; else TOML on stdout")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="TOML file to write; else TOML on stdout"), WRITTEN] = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Propose the roles of a table's columns, for you to check and edit."""
-    from lacova.data.io.files import check_folder, read_table
+    from lacova.data.io.files import check_output, read_table
     from lacova.data.schema import Schema
 
     if out is not None:
-        check_folder(out.parent)
+        check_output(out, None)
     table = read_table(data)
     proposal = Schema.infer(
         table, measurements=measurements or None, instance=instance, time=time, exclude=exclude or ()

@@ -10,6 +10,7 @@ import typer
 
 from lacova.cli import options
 from lacova.cli.common import print_json
+from lacova.cli.paths import WRITTEN
 
 
 class Scaling(StrEnum):
@@ -30,8 +31,8 @@ def study(
             help="folder with the SDTM domains DM, LB, VS, AE, CM", metavar="SDTM_FOLDER", show_default=False
         ),
     ],
-    out: Annotated[Path, typer.Option(help="table to write, CSV or Parquet by suffix", show_default=False)],
-    schema: Annotated[Path, typer.Option(help="TOML file to write the roles into", show_default=False)],
+    out: Annotated[Path, typer.Option(help="table to write, CSV or Parquet by suffix", show_default=False), WRITTEN],
+    schema: Annotated[Path, typer.Option(help="TOML file to write the roles into", show_default=False), WRITTEN],
     min_column: Annotated[float, typer.Option(help="minimum share of the visits at which a test is observed")] = 0.1,
     min_row: Annotated[float, typer.Option(help="minimum share of these tests observed at a visit")] = 0.5,
     min_visits: Annotated[int, typer.Option(help="minimum number of these visits of a patient")] = 5,
@@ -61,13 +62,11 @@ def study(
     as_json: options.AsJson = False,
 ) -> None:
     """Prepare a clinical trial: turn its SDTM domains into a table of visits."""
-    from lacova.data.io.files import check_folder, check_output
+    from lacova.data.io.files import check_output
     from lacova.datasets import sdtm
 
     check_output(out)
-    check_folder(schema.parent)
-    if schema.is_dir() or schema == out:
-        raise ValueError(f"--schema is {schema}; name a file of its own for the roles, such as study.toml.")
+    check_output(schema, None)
     trial = sdtm.study(
         folder, min_column=min_column, min_row=min_row, min_visits=min_visits, events=events, medications=medications,
         event_term=event_term, medication_term=medication_term, known_dates=known_dates, arms=arms or None,

@@ -9,6 +9,7 @@ import typer
 
 from lacova.cli import options
 from lacova.cli.common import by_row, check_out, deliver, load_model_and_table, print_json, read_history, short
+from lacova.cli.paths import WRITTEN
 
 
 def whatif(
@@ -20,7 +21,7 @@ def whatif(
     history: options.History = None,
     out: options.Out = None,
     draws_out: Annotated[
-        Path | None, typer.Option(help="file for the paired draws, a line per draw, row and measurement")
+        Path | None, typer.Option(help="file for the paired draws, a line per draw, row and measurement"), WRITTEN
     ] = None,
     draws: options.RowDraws = 400,
     interval: options.CentralInterval = 0.9,
@@ -31,8 +32,6 @@ def whatif(
 ) -> None:
     """Predict with some covariates set to other values, next to the prediction as things are."""
     check_out(draws_out)
-    if draws_out is not None and draws_out == out:
-        raise ValueError(f"--out and --draws-out are both {out}; name a file for each.")
     model, table = load_model_and_table(run, data, out, device)
     invalid = [text for text in assignments if "=" not in text]
     if invalid:

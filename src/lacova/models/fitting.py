@@ -26,6 +26,7 @@ from lacova.inference.vae import ConditionalVAE
 from lacova.models.builder import build
 from lacova.models.findings import Findings, examine
 from lacova.models.settings import Storable, identity
+from lacova.models.snapshot import packed_instances, packed_levels
 from lacova.models.streams import opened
 from lacova.nn.networks import has_linear_path
 from lacova.nn.threads import suitable_threads
@@ -76,6 +77,10 @@ def fit_process(
         data = read_training_data(model, train, validation, options, device, team)
         if team.main and data.held_out.count and not data.held_out.given:
             say(_choice(data.held_out, model.schema), options.progress)
+        if checkpoint is not None:  # the model is to be kept: not after hours does a file refuse its labels
+            packed_levels(data.encoder)
+            if not isinstance(data.trained, Fingerprints):
+                packed_instances(model.schema, data.trained)
         files = _checkpoints(model, checkpoint if team.main else None, data.options)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(options.seed)

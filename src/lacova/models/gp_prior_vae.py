@@ -14,7 +14,7 @@ from lacova.data.table_encoder import TableEncoder
 from lacova.inference.effects import Effects, effect_draws, measure, merge_effects
 from lacova.inference.ensemble import MemberDoubt, spread
 from lacova.models.base import DEFAULT_LATENT_DIM, Model
-from lacova.models.checks import check_interval, in_memory, whole_number
+from lacova.models.checks import check_interval, check_memory, in_memory, whole_number
 from lacova.models.inference import MEAN_DRAWS
 from lacova.models.requirements import require_covariates
 from lacova.nn.threads import with_suitable_threads
@@ -211,6 +211,7 @@ class GPPriorVAE(Model):
         interval, draws = check_interval(interval), whole_number(draws)
         frame, origin = to_pandas(in_memory(data, "effects"), self.schema.columns)
         table = self.encode(frame, measurements=any(name in frame for name in self.schema.measurements))
+        check_memory(draws, table)
         names = tuple(component.formula(self.schema) for component in self.components)
         doubt = MemberDoubt(len(self.draw_from), draws, self._generator(seed, len(self.draw_from)))
         parts = spread(

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, cast, overload
 
 import numpy as np
@@ -19,6 +20,7 @@ from lacova.data.batches import Batches
 from lacova.data.errors import DataError, about
 from lacova.data.holdout import HeldOut
 from lacova.data.io.dataframes import Frame, to_pandas
+from lacova.data.io.files import require_apart
 from lacova.data.io.parquet import is_stream
 from lacova.data.labels import Fingerprints
 from lacova.data.schema import Schema
@@ -36,7 +38,14 @@ from lacova.inference.summaries import completed, completed_draws, predicted, pr
 from lacova.inference.vae import ENCODING_DRAWS, ConditionalVAE
 from lacova.inference.what_if import WhatIf, compare, encode_setting, from_text
 from lacova.likelihoods.moments import Moments
-from lacova.models.checks import check_interval, history_in_memory, in_memory, no_output_file, whole_number
+from lacova.models.checks import (
+    check_interval,
+    check_memory,
+    history_in_memory,
+    in_memory,
+    no_output_file,
+    whole_number,
+)
 from lacova.models.streams import opened, parts, write_answers
 from lacova.nn.threads import with_suitable_threads
 from lacova.training.options import FitOptions
@@ -112,6 +121,7 @@ class Inference:
         interval = None if interval is None else check_interval(interval)
         frame, origin = to_pandas(data, self.schema.columns)
         table = self.encode(frame)
+        check_memory(count, table, 0 if draws is None else frame.size)
         imputed = self._imputation(table, count, seed, independent_noise, resample=draws is not None)
         if draws is not None:
             return origin.complete(completed_draws(frame, encoder, imputed, table, count))
@@ -156,13 +166,14 @@ class Inference:
             raise ValueError(f"this {type(self).__name__} fills gaps in covariates once; it has no prior of them.")
         frame, origin = to_pandas(in_memory(data, "prior_covariates"), self.schema.columns)
         table, generator = self.encode(frame), self._generator(seed)
+        check_memory(whole_number(draws), table, table.x.numel())
         y = torch.zeros(1, *table.y.shape)
         drawn = (
             Draws(rows, y[:, rows], torch.ones(y.shape[-1]), y[:, rows], x)
             for rows, batch in chunks(table, draws)
             for x in [vae.covariate_prior.draw(batch, draws, generator).cpu()]
         )
-        tables = completed_draws(frame, encoder, drawn, table, whole_number(draws))
+        tables = completed_draws(frame, encoder, drawn, table, draws)
         return origin.table(tables[["draw", *self._input_columns]])
 
     @with_suitable_threads
@@ -223,7 +234,8 @@ class Inference:
             return cast(Frame, self._write(x, out, seed, answer, same_seed=independent_noise, measurements=False))
         no_output_file(out)
         frame, origin = to_pandas(x, self._input_columns)
-        drawn = self._predictive_draws(frame, history, draws, seed, independent_noise)
+        kept = len(frame) * len(self.schema.measurements)
+        drawn = self._predictive_draws(frame, history, draws, seed, independent_noise, kept)
         return origin.table(predicted_draws(frame.index, encoder, drawn, draws))
 
     @with_suitable_threads
@@ -258,6 +270,7 @@ class Inference:
         table, new = self.encode_with_history(frame, history)
         setting = encode_setting(encoder, frame, changes)
         draws = whole_number(draws)
+        check_memory(draws, table, 2 * len(frame) * len(self.schema.measurements) if keep_draws else 0)
 
         def draw(k: int, each: int) -> Iterable[tuple[Draws, Draws]]:
             own, generator = self._condition_by(k, table), self._generator(seed, k)
@@ -329,10 +342,11 @@ class Inference:
         no_output_file(out)
         frame, origin = to_pandas(data, self.schema.columns)
         table = self.encode(frame)
+        check_memory(whole_number(draws), table)
         values = torch.full((len(self.draw_from), len(table)), -math.log(len(self.draw_from)), dtype=torch.float64)
         for k, vae in enumerate(self.draw_from):
             generator, own = self._generator(seed, k), self._condition_by(k, table)
-            for rows, batch in chunks(own, whole_number(draws), width=vae.prior.width):
+            for rows, batch in chunks(own, draws, width=vae.prior.width):
                 value = log_likelihood(vae, batch, draws, generator).double()
                 values[k, rows] += (value + encoder.log_jacobian(batch.y, batch.y_mask)).cpu()
         values = values.logsumexp(0)  # the density of an ensemble is the mean of its members'
@@ -500,17 +514,22 @@ class Inference:
         return vae.condition(table).to(vae.device)
 
     def _predictive_draws(
-        self, x: pd.DataFrame, history: Any, draws: int, seed: int, independent_noise: bool
+        self, x: pd.DataFrame, history: Any, draws: int, seed: int, independent_noise: bool, kept: int = 0
     ) -> Iterable[Draws]:
         table, new = self.encode_with_history(x, history)
-        return self._predictions(table, new, draws, seed, independent_noise)
+        return self._predictions(table, new, draws, seed, independent_noise, kept=kept)
 
     def _predictions(
         self, table: Table, new: Tensor, draws: int, seed: int, independent_noise: bool = False,
-        trained: Container[Any] | None = None,
+        trained: Container[Any] | None = None, kept: int = 0,
     ) -> Iterable[Draws]:  # fmt: skip
-        """Draw Y of the `new` rows; `trained` replaces the labels of the training instances."""
+        """Draw Y of the `new` rows; `trained` replaces the labels of the training instances.
+
+        So many numbers per draw will be `kept`.
+        """
         labels = self.training_instances if trained is None else trained
+
+        check_memory(draws, table, kept)
 
         def draw(k: int, count: int) -> Iterable[Draws]:
             own, generator = self._condition_by(k, table), self._generator(seed, k)
@@ -550,5 +569,7 @@ class Inference:
     ) -> Any:  # fmt: skip
         self.fitted()
         columns = self.schema.columns if measurements else self._input_columns
+        if out is not None and isinstance(data, str | os.PathLike):
+            require_apart({"out": Path(out)}, {"the data": Path(data)})
         source = None if out is None else opened(data, self.schema.instance, columns)
         return write_answers(source, out, seed, answer, same_seed=same_seed, beside=beside)

@@ -148,8 +148,9 @@ def _is_part(entry: Any) -> bool:
 def unpacked_schema(document: Mapping[str, Any]) -> Schema:
     """Return the schema of a document."""
     schema = Schema(**known_values(document, "schema", [field.name for field in fields(Schema)]))
-    if not all(isinstance(name, LABEL) for name in schema.columns):
-        raise StorageError("a column is named by something other than text or a number")
+    strange = [name for name in schema.columns if not isinstance(name, LABEL)]
+    if strange:
+        raise StorageError(f"a column is named by something other than text or a number, {strange[0]!r}")
     return schema
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, fields
 from functools import partial
@@ -16,7 +17,7 @@ from torch import Tensor
 from lacova.covariates.prior import FactorisedPrior
 from lacova.covariates.single_imputation import FILLS, FITTED_FILLS, Fill, feature_width
 from lacova.data.holdout import HeldOut
-from lacova.data.io.archive import StorageError, pack, unpack
+from lacova.data.io.archive import StorageError, pack, pack_labels, unpack
 from lacova.data.labels import Fingerprints
 from lacova.data.registry import name_of
 from lacova.data.scaling import Scales, knots_as_table, knots_of_table
@@ -57,7 +58,7 @@ def take_apart(model: Storable) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "registered": parts_of_others(model),
         "settings": packed_settings(model),
         "schema": {field.name: pack(getattr(schema, field.name), "schema") for field in fields(schema)},
-        "levels": {"map": [[pack(k, "schema"), pack(v, f"levels of column {k!r}")] for k, v in encoder.levels.items()]},
+        "levels": {"map": [[pack(name, "schema"), labels] for name, labels in packed_levels(encoder).items()]},
         "options": {k: pack(v, f"fit option {k}") for k, v in asdict(model.options).items()},
         "sizes": {"inducing": vae.prior.inducing_count, "covariate prior": vae.covariate_prior.sizes()},
         "regressed visits": vae.covariate_posterior.visit_regression is not None,
@@ -66,7 +67,7 @@ def take_apart(model: Storable) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "members": len(model.members),
         "held out": {"count": model.held_out.count, "given": model.held_out.given, "asked": model.held_out.asked},
         "findings": {"used": model.findings.used, "concerns": dict(model.findings.concerns)},
-        "trained": pack(known, f"labels of the instance column {schema.instance!r}"),
+        "trained": packed_instances(schema, known),
     }
     try:
         again = unfitted(type(model), unpacked_schema(document), document)
@@ -92,6 +93,16 @@ def take_apart(model: Storable) -> tuple[dict[str, Any], dict[str, Tensor]]:
         if fill.features is not None:
             tensors["fill.features"] = torch.as_tensor(fill.features)
     return document, tensors
+
+
+def packed_levels(encoder: TableEncoder) -> dict[str, Any]:
+    """Return the levels of each column as JSON; refuse those that a file cannot hold."""
+    return {name: pack_labels(levels, f"levels of column {name!r}") for name, levels in encoder.levels.items()}
+
+
+def packed_instances(schema: Schema, labels: Collection[Any]) -> list[Any]:
+    """Return labels of instances as JSON, sorted; refuse those that a file cannot hold."""
+    return sorted(pack_labels(labels, f"labels of the instance column {schema.instance!r}"), key=json.dumps)
 
 
 def put_together(document: Mapping[str, Any], tensors: Mapping[str, Tensor], classes: Mapping[str, type[M]]) -> M:

@@ -19,7 +19,7 @@ from torch import Tensor
 from lacova import __version__
 from lacova.data.errors import DataError
 from lacova.data.io.archive import StorageError, pack, read, unpack, write
-from lacova.data.io.atomic import sweep
+from lacova.data.io.atomic import PRIVATE, sweep
 from lacova.data.io.files import check_folder
 from lacova.inference.vae import ConditionalVAE
 from lacova.training.loader import Loader
@@ -150,7 +150,7 @@ class Checkpoint:
             tensors |= {f"optimiser.{number}.{name}": torch.as_tensor(value) for name, value in moments.items()}
         tensors |= {"sums": state.sums, "records": torch.tensor(records, dtype=torch.float64)}
         try:
-            write(self.path, document, tensors)
+            write(self.path, document, tensors, PRIVATE)  # weights, and what the rows made of them
         except OSError as error:
             warnings.warn(
                 f"the checkpoint {self.path} cannot be written ({error.strerror or error}); training goes on.",

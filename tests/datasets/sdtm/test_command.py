@@ -99,7 +99,9 @@ def test_invalid_folders_and_files_are_refused(tmp_path, capsys):
         (("nowhere", *out), "nowhere is not there; expected a folder with the SDTM domains"),
         ((folder / "dm.csv", *out), "dm.csv is a file; expected a folder"),
         ((folder, *out[:3], tmp_path / "none" / "s.toml"), "there is no folder"),
-        ((folder, *out[:3], tmp_path), "name a file of its own for the roles"),
+        ((folder, *out[:3], tmp_path), "is a folder; name a file to write"),
+        ((folder, "--out", tmp_path / "a.csv", "--schema", tmp_path / "." / "a.csv"), "name a file for each"),
+        ((folder, *out[:3], folder / "s.toml"), "all of which is read; name a file elsewhere"),
         ((folder, "--out", tmp_path / "s.txt", *out[2:]), "ends in '.txt'; expected one of"),
     ):
         assert shell("study", *words) == 1

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Never
 
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from lacova import __version__
-from lacova.data.io.atomic import replacing
+from lacova.data.io.atomic import PUBLIC, replacing
 
 FORMAT = "lacova"
 FORMAT_VERSION = 2
@@ -35,8 +35,10 @@ class StorageError(ValueError):
     """A file that cannot be loaded, or a model that a file cannot hold."""
 
 
-def write(path: str | os.PathLike[str], document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write a document and tensors, on any device, to `path`."""
+def write(
+    path: str | os.PathLike[str], document: Mapping[str, Any], tensors: Mapping[str, Tensor], mode: int = PUBLIC
+) -> None:
+    """Write a document and tensors, on any device, to `path`; a new file has `mode`, less the umask."""
     about = {"format": FORMAT, "format_version": FORMAT_VERSION, "lacova_version": __version__, "sha256": "0" * 64}
     text = json.dumps({**about, **document}, allow_nan=False)
     copies = {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in tensors.items()}
@@ -49,7 +51,7 @@ def write(path: str | os.PathLike[str], document: Mapping[str, Any], tensors: Ma
         )
     start, end = _digest_place(data, length)
     data[start:end] = hashlib.sha256(data).hexdigest().encode()
-    _replace(Path(os.path.realpath(path)), data)
+    _replace(Path(path), data, mode)
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -138,13 +140,14 @@ def _digest(data: bytes, length: int) -> str | None:
     return sha.hexdigest()
 
 
-def _replace(path: Path, data: bytearray) -> None:
+def _replace(path: Path, data: bytearray, mode: int) -> None:
     """Write `data` to `path` in one step: until then the old file stays, and no temporary file is left behind."""
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"the folder {path.parent} does not exist; create it first.")
+    folder = Path(os.path.realpath(path)).parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"the folder {folder} does not exist; create it first.")
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; give the name of a file in it.")
-    with replacing(path) as temporary:
+    with replacing(path, mode) as temporary:
         temporary.write_bytes(data)
 
 
@@ -164,8 +167,20 @@ def pack(value: object, what: str) -> Any:
         return sorted((pack(v, what) for v in value), key=json.dumps)
     if isinstance(value, tuple | list):
         return [pack(v, what) for v in value]
+    raise _cannot_hold(value, what)
+
+
+def pack_labels(labels: Collection[object], what: str) -> list[Any]:
+    """Return labels as JSON; unlike other values, each is a single one: no tuple, set or mapping, which is refused."""
+    for label in labels:
+        if isinstance(label, Collection) and not isinstance(label, str | bytes):
+            raise _cannot_hold(label, what)
+    return [pack(label, what) for label in labels]
+
+
+def _cannot_hold(value: object, what: str) -> StorageError:
     shown = " ".join(repr(value).split())[:80]
-    raise StorageError(
+    return StorageError(
         f"{what}: a file cannot hold {shown} of type {type(value).__name__}; it takes text, numbers, True, False and "
         "timestamps without a time zone. Use one of those, and fit again."
     )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
 
 from lacova.data.errors import DataError
-from lacova.data.io.atomic import replacing
+from lacova.data.io.atomic import replacing_together
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
 
@@ -22,6 +23,8 @@ def read_table(path: Path) -> pd.DataFrame:
         raise DataError(f"there is no file {path}.")
     if path.is_dir():
         raise DataError(f"{path} is a folder; name a file.")
+    if not path.is_file():
+        raise DataError(f"{path} is a device or a pipe, and tables are read more than once; write it to a file first.")
     with reading(path, suffix):
         frame = pd.read_parquet(path) if suffix == ".parquet" else _read_csv(path)
     if len(frame) == 0:
@@ -45,6 +48,9 @@ def reading(path: Path, suffix: str) -> Iterator[None]:
         raise DataError(f"{path} is not text in UTF-8; save it as a CSV file in UTF-8, or as Parquet.") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {first_line(error)}.") from None
+    except (EOFError, zlib.error):
+        reason = "its compressed content ends too early, or was altered"
+        raise DataError(f"{path} is damaged: {reason}; take another copy of it.") from None
     except Exception as error:
         if suffix in (".csv", ".csv.gz"):
             raise
@@ -69,12 +75,46 @@ def _read_csv(path: Path) -> pd.DataFrame:
     return frame
 
 
-def check_output(path: Path) -> None:
-    """Refuse an output that could not be written, before any work is done."""
-    kind(path)
-    if path.is_dir():
+def check_output(path: Path, suffixes: Iterable[str] | None = SUFFIXES) -> None:
+    """Refuse an output that could not be written, before any work is done; with None, its suffix may be any."""
+    if suffixes is not None:
+        kind(path, suffixes)
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
         raise DataError(f"{path} is a folder; name a file to write.")
-    check_folder(path.parent)
+    if target.exists() and not target.is_file():
+        raise DataError(f"{path} is a device or a pipe; name a file to write.")
+    if target.exists() and not os.access(target, os.W_OK):
+        raise DataError(f"{path} is not writable; name another file, or change its permissions.")
+    check_folder(target.parent if path.is_symlink() else path.parent)
+
+
+def require_apart(outputs: Mapping[str, Path], inputs: Mapping[str, Path]) -> None:
+    """Refuse outputs that would replace an input, or one another, or that lie in a folder that is read.
+
+    Args:
+        outputs: the files to write, by the name of the argument that gives them.
+        inputs: the files and folders to read, likewise.
+    """
+    names = list(outputs)
+    for k, name in enumerate(names):
+        out = outputs[name]
+        for what, path in inputs.items():
+            if _same_file(out, path):
+                raise DataError(f"{name} is {out}, the same file as {what}, which it would replace; name another file.")
+            if path.is_dir() and Path(os.path.realpath(out)).is_relative_to(os.path.realpath(path)):
+                raise DataError(f"{name} is {out}, in the folder {what}, all of which is read; name a file elsewhere.")
+        for other in names[:k]:
+            if _same_file(out, outputs[other]):
+                raise DataError(f"{other} and {name} are both {out}; name a file for each.")
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    """Return whether two paths lead to one file, by whatever spelling or link."""
+    try:
+        return os.path.samefile(one, other)
+    except OSError:  # at least one is not there yet
+        return os.path.realpath(one) == os.path.realpath(other)
 
 
 def check_folder(folder: Path) -> None:
@@ -88,27 +128,27 @@ def check_folder(folder: Path) -> None:
 def write_table(frame: pd.DataFrame, path: Path, index: bool = False) -> None:
     """Write under a temporary name, then rename: `path` holds the whole file, the old one, or none."""
     suffix = kind(path)
-    with _replacing(path) as temporary:
+    with _replacing([path]) as (temporary,):
         _write(frame, temporary, suffix, index)
 
 
 def write_together(tables: Mapping[Path, pd.DataFrame], texts: Mapping[Path, str]) -> None:
     """Write files that belong together: none appears under its name before all are written."""
-    with ExitStack() as stack:
-        for path, frame in tables.items():
-            _write(frame, stack.enter_context(_replacing(path)), kind(path))
-        for path, text in texts.items():
-            stack.enter_context(_replacing(path)).write_text(text, encoding="utf-8", newline="\n")
+    with _replacing([*tables, *texts]) as temporaries:
+        for (path, frame), temporary in zip(tables.items(), temporaries, strict=False):
+            _write(frame, temporary, kind(path))
+        for text, temporary in zip(texts.values(), temporaries[len(tables) :], strict=True):
+            temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Replace a file in one step, with DataErrors in place of OSErrors."""
+def _replacing(paths: Sequence[Path]) -> Iterator[list[Path]]:
+    """Replace files that belong together, with DataErrors in place of OSErrors."""
     try:
-        with replacing(path) as temporary:
-            yield temporary
+        with replacing_together(paths) as temporaries:
+            yield temporaries
     except OSError as error:
-        raise DataError(f"{path} cannot be written: {first_line(error)}.") from None
+        raise DataError(f"{' and '.join(map(str, paths))} cannot be written: {first_line(error)}.") from None
 
 
 def _write(frame: pd.DataFrame, path: Path, suffix: str, index: bool = False) -> None:

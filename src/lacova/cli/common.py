@@ -6,16 +6,19 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, cast
 
 import typer
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from lacova.data.levels import Unseen
     from lacova.data.schema import Schema
     from lacova.models.base import Model
 
@@ -32,7 +35,8 @@ def report_errors(command: Callable[P, None]) -> Callable[P, None]:
         from lacova.training.options import TrainingError
 
         try:
-            command(*args, **kwargs)
+            with _short_warnings():
+                command(*args, **kwargs)
         except (ValueError, TrainingError, FileNotFoundError, PermissionError) as error:
             typer.echo(f"lacova: {error}", err=True)
             raise typer.Exit(1) from None
@@ -44,6 +48,25 @@ def report_errors(command: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(130) from None
 
     return run
+
+
+@contextmanager
+def _short_warnings() -> Iterator[None]:
+    """Print warnings of unseen levels as one sentence, without the line of Python that asked."""
+    from lacova.data.errors import UnseenLevelWarning
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", category=UnseenLevelWarning)
+        show = warnings.showwarning
+
+        def show_short(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, UnseenLevelWarning):
+                typer.echo(f"lacova: {message}", err=True)
+            else:
+                show(message, category, *where, **more)
+
+        warnings.showwarning = show_short
+        yield
 
 
 def remark(text: str, quiet: bool) -> None:
@@ -99,8 +122,8 @@ def by_row(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
     return {str(name): finite(row.to_dict()) for name, row in table.iterrows()}
 
 
-def load_run(run: Path, device: str) -> Model:
-    """Load the model from the folder that `fit` wrote."""
+def load_run(run: Path, device: str, unseen: str | None = None) -> Model:
+    """Load the model from the folder that `fit` wrote; `unseen` says what becomes of levels it does not know."""
     from lacova.data.errors import DataError
     from lacova.data.io.files import SUFFIXES
     from lacova.models.storage import load
@@ -112,21 +135,26 @@ def load_run(run: Path, device: str) -> Model:
     file = run / MODEL if run.is_dir() else run
     if not file.exists():
         raise DataError(f"there is no model in {run}; name the folder that `lacova fit ... --out RUN` wrote.")
-    return load(file, device=device)
+    model: Model = load(file, device=device)
+    if unseen is not None:
+        model.unseen = cast("Unseen", unseen)  # which is checked there
+    return model
 
 
 def load_model_and_data(
-    run: Path, data: Path, out: Path | None, device: str, stream: bool
+    run: Path, data: Path, out: Path | None, device: str, stream: bool, unseen: str | None = None
 ) -> tuple[Model, pd.DataFrame | Path]:
     """Return the model and the table, or the path of a table to stream, once it is clear that `out` can be written."""
     check_out(out)
-    return load_run(run, device), read_or_stream(data, stream)
+    return load_run(run, device, unseen), read_or_stream(data, stream)
 
 
-def load_model_and_table(run: Path, data: Path, out: Path | None, device: str) -> tuple[Model, pd.DataFrame]:
+def load_model_and_table(
+    run: Path, data: Path, out: Path | None, device: str, unseen: str | None = None
+) -> tuple[Model, pd.DataFrame]:
     """Do the same for a command that does not stream."""
     check_out(out)
-    return load_run(run, device), read_in_memory(data)
+    return load_run(run, device, unseen), read_in_memory(data)
 
 
 def read_or_stream(data: Path, stream: bool) -> pd.DataFrame | Path:

@@ -24,6 +24,7 @@ def whatif(
     ] = None,
     draws: options.RowDraws = 400,
     interval: options.CentralInterval = 0.9,
+    unseen: options.Unseen = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
@@ -33,7 +34,7 @@ def whatif(
     check_out(draws_out)
     if draws_out is not None and draws_out == out:
         raise ValueError(f"--out and --draws-out are both {out}; name a file for each.")
-    model, table = load_model_and_table(run, data, out, device)
+    model, table = load_model_and_table(run, data, out, device, unseen)
     invalid = [text for text in assignments if "=" not in text]
     if invalid:
         raise ValueError(f"--set is {invalid[0]!r}; expected COVARIATE=VALUE, such as --set arm=b.")

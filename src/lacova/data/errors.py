@@ -20,6 +20,10 @@ class FitWarning(UserWarning):
     """A fitted model has a property that makes some of its answers doubtful."""
 
 
+class UnseenLevelWarning(UserWarning):
+    """Entries of a table hold levels that were never seen in training; they are treated as missing."""
+
+
 def listed(items: Sequence[Any], most: int = 5) -> str:
     """Return the first items, quoted and separated by commas, and how many more there are."""
     shown = [repr(item) for item in list(items)[:most]]

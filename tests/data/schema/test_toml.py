@@ -184,11 +184,12 @@ def test_broken_toml_names_file_line_and_what_is_expected(tmp_path, text, line, 
         (
             "[measurements]\nalt = { lowr = 0 }",
             "unknown key 'lowr' of measurements.alt; the known ones are kind, integer, lower, upper, unit, "
-            "lower_limit, upper_limit.",
+            "levels, lower_limit, upper_limit.",
         ),
         (
             '[measurements]\n[covariates]\n"a b" = { kind = "continuous", level = 1 }',
-            "unknown key 'level' of covariates.\"a b\"; the known ones are kind, static, integer, lower, upper, unit.",
+            "unknown key 'level' of covariates.\"a b\"; the known ones are kind, static, integer, lower, upper, unit, "
+            "levels.",
         ),
         ("instance = 3\n", "instance is 3; expected text in quotes."),
         ('measurements = ["alt"]\n', "measurements is ['alt']; expected a table."),

@@ -264,6 +264,17 @@ def test_prediction_of_a_row_does_not_depend_on_other_rows():
         np.testing.assert_allclose(one_std, std[[k]], rtol=1e-5)
 
 
+def test_a_regressor_warns_once_of_categories_it_has_not_seen():
+    frame = pd.DataFrame({"a": ["u", "v"] * 20, "b": np.arange(40.0)})
+    model = LacovaRegressor(**SMALL).fit(frame, frame["b"])
+    new = pd.DataFrame({"a": ["u", "w"], "b": [1.0, 2.0]})
+    with pytest.warns(UnseenLevelWarning, match="^1 entry") as caught:
+        given = model.predict(new, return_std=True)
+    assert len(caught) == 1
+    for one, other in zip(given, model.predict(new.assign(a=["u", None]), return_std=True), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_several_targets():
     x = factor()[1]
     y = np.column_stack([np.arange(40.0), np.full(40, 3.0), np.arange(40.0) ** 2])

@@ -160,7 +160,7 @@ class UnseenLevels:
         entries = "1 entry holds a level" if sum(each.values()) == 1 else f"{sum(each.values())} entries hold levels"
         return (
             f"{entries} never seen in training, treated as missing: {shown}. In an imputed table they stay as they "
-            'are. unseen="error" refuses such a table, and unseen="missing" gives no warning.'
+            'are. unseen="error", or --unseen error, refuses such a table; "missing" gives no warning.'
         )
 
 

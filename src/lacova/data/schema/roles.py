@@ -45,6 +45,8 @@ class Schema:
         ...                 instance="id", time="day", static=["age", "sex"], bounds={"alt": (0, None)})
         >>> schema.covariates
         {'age': 'continuous', 'sex': 'categorical', 'day': 'continuous'}
+        >>> Schema(["alt"], {"stage": "categorical"}, levels={"stage": ["I", "II", "III", "IV"]}).levels["stage"]
+        ('I', 'II', 'III', 'IV')
         >>> print(schema)
         column  role         kind         static  bounds  integer
         id      instance

@@ -8,8 +8,9 @@ import gzip
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,8 @@ class Case:
         training: whether the table is used for training, or given to a trained model.
         file: the suffix of the file for the command line.
         warns: a pattern of a warning.
+        levels: that the schema declares.
+        unseen: what becomes of unseen levels, if that is said.
     """
 
     what: str
@@ -73,6 +76,8 @@ class Case:
     training: bool = True
     file: str = "parquet"
     warns: str | None = None
+    levels: dict | None = None
+    unseen: str | None = None
 
 
 def same(table):
@@ -107,7 +112,9 @@ TABLES = [
     Case("booleans as a measurement", lambda t: t.assign(alt=t["alt"] > 30.0), None, "0 and 1"),
     Case("nullable integers", lambda t: t.assign(alt=t["alt"].round().astype("Int64").mask(t.index == 2)), None, "imputed values are whole numbers"),
     Case("integers as a category", lambda t: t.assign(drug=t["alt"].round().astype(int) % 3), None, "levels are integers"),
-    Case("pandas categories with unused levels", lambda t: t.assign(drug=pd.Categorical(t["drug"], ["none", "low", "high", "never"])), None, "the levels that occur; the dtype is preserved"),
+    Case("pandas categories with unused levels", lambda t: t.assign(drug=pd.Categorical(t["drug"], ["none", "low", "high", "never"])), None, "all are levels; the dtype is preserved"),
+    Case("declared levels that do not occur", same, None, "levels of small probability", levels={"drug": ["none", "low", "high", "never"]}),
+    Case("a level that the schema does not declare", same, "'drug' holds 'high', but the schema declares the levels 'none', 'low'", "names the level, the column and the declared levels", levels={"drug": ["none", "low"]}),
     Case("a category with one level", lambda t: t.assign(drug="none"), None, "carries no information"),
     Case("a category with a different level in each row", lambda t: t.assign(drug=[f"d{k}" for k in range(len(t))]), None, "fitted, poorly"),
     Case("a constant measurement", lambda t: t.assign(alt=3.0), None, "a warning", warns="measurement column\\(s\\) 'alt' are constant"),
@@ -116,7 +123,9 @@ TABLES = [
     Case("a static value is given at one visit only", lambda t: t.assign(age=t["age"].where(~t["id"].duplicated())), None, "used at all visits"),
     Case("columns outside the schema", lambda t: t.assign(note="x"), None, "ignored and returned"),
     Case("no rows", lambda t: t.head(0), "no rows", "says so"),
-    Case("a category never seen in training", put("drug", "huge"), "'drug' holds 'huge', never seen in training; known levels are", "lists the known levels", training=False),
+    Case("a category never seen in training", put("drug", "huge"), None, "treated as missing, with a warning; it is returned unchanged", training=False, warns="1 entry holds a level never seen in training, treated as missing: 1 of 'drug' \\('huge'\\)"),
+    Case("a category never seen in training, with `unseen=\"missing\"`", put("drug", "huge"), None, "the same, without a warning", training=False, unseen="missing"),
+    Case("a category never seen in training, with `unseen=\"error\"`", put("drug", "huge"), "'drug' holds 'huge', never seen in training; known levels are", "lists the known levels", training=False, unseen="error"),
     Case("text in a numeric column of new data", put("age", "old"), "'age' must be numeric, but holds 'old'", "names the column and the values", training=False, file="csv"),
     Case("infinite values in new data", put("ast", np.inf), "'ast' holds 1 infinite value", "names the column", training=False),
     Case("a measurement is empty in new data", lambda t: t.assign(alt=np.nan), None, "imputed", training=False),
@@ -129,8 +138,8 @@ TABLES = [
 ]  # fmt: skip
 
 
-def model():
-    return lacova.GPPriorVAE(SCHEMA, **SMALL)
+def model(levels=None):
+    return lacova.GPPriorVAE(replace(SCHEMA, levels=levels), **SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -174,18 +183,18 @@ def one_sentence(text):
 
 @pytest.mark.parametrize("case", TABLES, ids=lambda case: case.what)
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_tables_through_the_api(case, fitted):
+def test_tables_through_the_api(case, fitted, monkeypatch):
     table = case.damage(visits())
+    monkeypatch.setattr(fitted, "unseen", case.unseen or "warn")
     if case.outcome is not None:
         with pytest.raises(lacova.DataError, match=case.outcome):
-            (model() if case.training else fitted).fit(table, max_epochs=1) if case.training else fitted.impute(table)
+            model(case.levels).fit(table, max_epochs=1) if case.training else fitted.impute(table)
         return
-    if case.training and case.warns:
-        with pytest.warns(UserWarning, match=case.warns):
-            learner = model().fit(table, max_epochs=1)
-    else:
-        learner = model().fit(table, max_epochs=1) if case.training else fitted
-    filled = learner.impute(table)
+    with warnings.catch_warnings(record=True, action="always") as told:
+        learner = model(case.levels).fit(table, max_epochs=1) if case.training else fitted
+        filled = learner.impute(table)
+    assert case.warns is None or any(re.search(case.warns, str(warning.message)) for warning in told)
+    assert case.warns is not None or not any(issubclass(w.category, lacova.UnseenLevelWarning) for w in told)
     assert filled.index.equals(table.index)
     assert list(filled.columns) == list(table.columns)
     assert filled[list(SCHEMA.columns)].notna().all().all()
@@ -204,17 +213,21 @@ def test_tables_through_the_command_line(case, run, tmp_path, capsys):
     write_table(case.damage(visits()), data) if case.file == "csv" else case.damage(visits()).to_parquet(data)
     before = sorted(os.listdir(tmp_path))
     if case.training:
-        SCHEMA.to_toml(tmp_path / "schema.toml")
+        replace(SCHEMA, levels=case.levels).to_toml(tmp_path / "schema.toml")
         code = shell("fit", data, "--schema", tmp_path / "schema.toml", "--out", tmp_path / "fit", *QUICK)
         before = sorted([*before, "schema.toml"])
         model_of = tmp_path / "fit"
     else:
         code, model_of = 0, run
     if code == 0:
-        code = shell("impute", model_of, data, "--out", out, "--quiet", "--device", "cpu")
+        words = () if case.unseen is None else ("--unseen", case.unseen)
+        code = shell("impute", model_of, data, "--out", out, "--quiet", "--device", "cpu", *words)
     text = capsys.readouterr()
     if case.outcome is None:
         assert code == 0, text.err
+        if not case.training:
+            assert (case.warns is None) == (text.err == "")
+            assert case.warns is None or re.match(f"lacova: {case.warns}", text.err)
         assert out.exists()
         assert read_table(out)[list(SCHEMA.columns)].notna().all().all()
     else:

@@ -13,7 +13,7 @@ from sklearn.preprocessing import OneHotEncoder
 from sklearn.utils import estimator_checks
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from lacova import CVAE, DataError, Dense, GPPriorVAE
+from lacova import CVAE, Dense, GPPriorVAE, UnseenLevelWarning
 from lacova.sklearn import LacovaImputer, LacovaRegressor
 
 SMALL = {
@@ -165,8 +165,11 @@ def test_numbers_that_are_categories():
     x[:20, 1] = np.nan
     done = LacovaImputer(**SMALL, categorical_features=[1]).fit_transform(x)
     assert set(done[:20, 1]) <= {10.0, 20.0, 40.0}
-    with pytest.raises(DataError, match="never seen"):
-        LacovaImputer(**SMALL, categorical_features=[1]).fit(x).transform([[np.nan, 30.0]])
+    imputer = LacovaImputer(**SMALL, categorical_features=[1]).fit(x)
+    with pytest.warns(UnseenLevelWarning, match=r"^1 entry .*: 1 of 'x1' \(30.0\)"):
+        done = imputer.transform([[np.nan, 30.0], [1.0, 10.0]])
+    assert np.isfinite(done[0, 0])
+    assert done[0, 1] == 30.0
 
 
 def test_columns_with_one_value_or_none():
@@ -259,6 +262,17 @@ def test_prediction_of_a_row_does_not_depend_on_other_rows():
         # Bit for bit except for the joint distribution of the covariates, whose batched algebra rounds differently.
         np.testing.assert_allclose(one_mean, mean[[k]], rtol=1e-5)
         np.testing.assert_allclose(one_std, std[[k]], rtol=1e-5)
+
+
+def test_a_regressor_warns_once_of_categories_it_has_not_seen():
+    frame = pd.DataFrame({"a": ["u", "v"] * 20, "b": np.arange(40.0)})
+    model = LacovaRegressor(**SMALL).fit(frame, frame["b"])
+    new = pd.DataFrame({"a": ["u", "w"], "b": [1.0, 2.0]})
+    with pytest.warns(UnseenLevelWarning, match="^1 entry") as caught:
+        given = model.predict(new, return_std=True)
+    assert len(caught) == 1
+    for one, other in zip(given, model.predict(new.assign(a=["u", None]), return_std=True), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_several_targets():

@@ -34,7 +34,7 @@ PAGES = tuple(
     f"{name}.md"
     for name in (
         "index", "tutorials/table", "tutorials/series", "tutorials/images", "tutorials/from-r", "multiple-imputation",
-        "pbc", "tutorials/clinical",
+        "pbc", "tutorials/clinical", "schema",
     )
 )  # fmt: skip
 README = "README.md"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lacova.analysis.regression import pool_regression, pool_terms
     from lacova.analysis.sensitivity import shift_imputed
     from lacova.analysis.wald import pool_wald
-    from lacova.data.errors import DataError, FitWarning, SchemaError
+    from lacova.data.errors import DataError, FitWarning, SchemaError, UnseenLevelWarning
     from lacova.data.io.archive import StorageError
     from lacova.data.registry import register
     from lacova.data.schema import Schema
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CVAE", "GPPVAE", "GPVAE", "HIVAE", "LVAE", "MIWAE", "VAE", "Conv", "DataError", "Dense", "FitOptions",
     "FitWarning", "FormulaError", "GPPriorVAE", "NotFittedError", "NotMIWAE", "Schema", "SchemaError", "StorageError",
-    "TrainingError", "__version__", "compare", "load", "lost_correlations", "permutation_test", "pool",
-    "pool_regression", "pool_terms", "pool_wald", "recover", "register", "shift_imputed",
+    "TrainingError", "UnseenLevelWarning", "__version__", "compare", "load", "lost_correlations", "permutation_test",
+    "pool", "pool_regression", "pool_terms", "pool_wald", "recover", "register", "shift_imputed",
 ]  # fmt: skip
 
 # Where names live; each module is imported when first asked for: torch takes seconds, and much here does not need it.
@@ -45,7 +45,7 @@ _HOMES = {
     "analysis.permutation": ["permutation_test"], "analysis.pooling": ["pool"], "analysis.recovery": ["recover"],
     "analysis.regression": ["pool_regression", "pool_terms"],
     "analysis.sensitivity": ["shift_imputed"], "analysis.wald": ["pool_wald"],
-    "data.errors": ["DataError", "FitWarning", "SchemaError"],
+    "data.errors": ["DataError", "FitWarning", "SchemaError", "UnseenLevelWarning"],
     "data.io.archive": ["StorageError"], "data.registry": ["register"], "data.schema": ["Schema"],
     "models.cvae": ["CVAE"], "models.gp_prior_vae": ["GPPriorVAE"], "models.gppvae": ["GPPVAE"],
     "models.gpvae": ["GPVAE"], "models.hivae": ["HIVAE"], "models.inference": ["NotFittedError"],

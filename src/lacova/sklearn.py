@@ -322,7 +322,8 @@ class LacovaRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         mean = pd.DataFrame(self._constant, index=frame.index, columns=self._targets, dtype=float)
         std = pd.DataFrame(0.0, index=frame.index, columns=self._targets)
         if self.model_ is not None:
-            rows, varying = frame.assign(**self._padding), list(self.model_.schema.measurements)
+            rows = self.model_.without_unseen(frame.assign(**self._padding))
+            varying = list(self.model_.schema.measurements)
             mean[varying] = self.model_.predict(rows, seed=self._seed, independent_noise=True)
             if return_std:
                 draws = self.model_.sample(rows, draws=STD_DRAWS, seed=self._seed, independent_noise=True)

@@ -1,5 +1,7 @@
 """Folds hold all rows of a patient, and hide a share of the entries held out."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -48,3 +50,13 @@ def test_a_share_of_measurements_and_covariates_is_hidden_but_not_the_time():
         assert (part.hidden["sex"].isna().groupby(part.hidden["id"]).nunique() == 1).all()
         pd.testing.assert_frame_equal(part.hidden_y[["alt", "ast"]], part.hidden[["alt", "ast"]])
         assert part.hidden_y["sex"].notna().all()
+
+
+@pytest.mark.parametrize(("declared", "kept"), [(None, False), (["f", "m", "other"], True)])
+def test_levels_that_training_does_not_know_are_gaps_in_the_rows_held_out(declared, kept):
+    table = visits(12)
+    table["sex"] = table["sex"].where(table["id"] != 3, "other")
+    schema = replace(VISITS, levels=None if declared is None else {"sex": declared})
+    fold = (table["id"] == 3).to_numpy().astype(int)
+    part = make_fold(table, schema, fold, 1, 0.2, 0.0, 0)
+    assert part.test["sex"].fillna("gap").tolist() == ["other" if kept else "gap"] * 3

@@ -193,6 +193,16 @@ def test_whole_numbers_can_be_set_to_others(ends):
     assert np.isfinite(test.fits["difference"]).all()
 
 
+def test_unseen_levels_in_the_rows_that_are_asked_about_give_one_warning():
+    table = study(0.0, 0).assign(sex=np.array(["f", "m"])[np.arange(48) % 2])
+    learner = lacova.CVAE(lacova.Schema(["y"], {"arm": "categorical", "sex": "categorical"}), latent_dim=1)
+    expected = permutation_test(table, learner, "arm", rows=table.assign(sex=None), **FAST)
+    with pytest.warns(lacova.UnseenLevelWarning, match=r"^48 entries .*: 48 of 'sex' \('x'\)") as caught:
+        test = permutation_test(table, learner, "arm", rows=table.assign(sex="x"), **FAST)
+    assert [warning.category for warning in caught].count(lacova.UnseenLevelWarning) == 1
+    pd.testing.assert_frame_equal(test.fits, expected.fits)
+
+
 def test_several_processes_find_the_same():
     table = visits(14)
     one, two = (

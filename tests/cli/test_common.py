@@ -3,11 +3,12 @@
 import subprocess
 import sys
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from lacova.cli.common import short
-from lacova.data.io.files import write_table
+from lacova.data.io.files import read_table, write_table
 from tests.cli.cases import shell, visits
 
 
@@ -46,3 +47,29 @@ def test_the_module_is_the_same_command(home):
     done = subprocess.run([*words, "score", home / "none", home / "data.csv"], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.startswith("lacova: there is no model in")
+
+
+COMMANDS = {
+    "impute": (), "predict": (), "filter": ("--draws", 5), "score": ("--draws", 5), "effects": ("--draws", 5),
+    "whatif": ("--set", "sex=f", "--draws", 5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "report"])
+def test_unseen_levels_are_one_sentence_or_none_or_refused(command, home, tmp_path, capsys):
+    table = read_table(home / "data.csv")
+    table["sex"], table["day"] = np.where(table["id"] == "p01", "x", table["sex"]), table["day"].fillna(0.0)
+    write_table(table, tmp_path / "data.csv")
+    words = (command, home / "run", tmp_path / "data.csv", *COMMANDS.get(command, ()))
+    if command == "report":
+        words = (command, home / "run", "--data", tmp_path / "data.csv", "--out", tmp_path / "a.html", "--draws", 10)
+    assert shell(*words) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if "never seen" in line]
+    assert len(told) == 1
+    assert told[0].startswith("lacova: 4 entries hold levels never seen in training, treated as missing: 4 of 'sex'")
+    assert shell(*words, "--unseen", "missing") == 0
+    assert "never seen" not in capsys.readouterr().err
+    assert shell(*words, "--unseen", "error") == 1
+    assert capsys.readouterr().err.startswith("lacova: column 'sex' holds 'x', never seen in training")
+    assert shell(*words, "--unseen", "never") == 1
+    assert "unseen is 'never'; expected one of warn, missing, error." in capsys.readouterr().err

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from lacova import Schema
-from lacova.data.statistics import ColumnLevels, ColumnMoments, ColumnStatistics
+from lacova.data.statistics import ColumnMoments, ColumnStatistics
 from lacova.data.table_encoder import TableEncoder
 
 SCHEMA = Schema(["a", "b"], {"x": "continuous", "c": "categorical", "d": "categorical"})
@@ -31,7 +31,7 @@ def test_statistics_of_parts_are_those_of_the_whole(scaling, cuts):
     for name in ("y_shift", "y_scale", "x_shift", "x_scale"):
         # The mean of numbers about 1e9 has ten digits after the point, and so has their spread.
         np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), rtol=1e-8)
-    assert parts.levels == whole.levels == {"c": ("u", "v"), "d": ("low", "high")}
+    assert parts.levels == whole.levels == {"c": ("u", "v"), "d": ("low", "mid", "high")}
 
 
 def test_statistics_of_one_part_are_exactly_those_of_numpy():
@@ -51,12 +51,3 @@ def test_moments_of_a_column_far_from_zero_keep_their_digits():
         moments.add(part)
     np.testing.assert_allclose(moments.var, np.var(values - 1e8, axis=0), rtol=1e-6)  # float64 at 1e8 has 8 digits left
     assert (moments.low, moments.high) == (values.min(), values.max())
-
-
-def test_levels_of_parts_that_declare_different_categories():
-    levels = ColumnLevels()
-    levels.add(pd.Series(pd.Categorical(["b"], ["b", "a"])))
-    levels.add(pd.Series(pd.Categorical(["c"], ["c", "b"])))
-    assert levels.ordered("x") == ("b", "c")
-    levels.add(pd.Series(["a"]))  # text has no order of its own
-    assert levels.ordered("x") == ("a", "b", "c")

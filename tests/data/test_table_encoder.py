@@ -330,7 +330,7 @@ def test_fill_leaves_a_column_without_gaps_as_it_is():
     ("values", "levels"),
     [
         (["v", None, "u", "v"], ("u", "v")),
-        (pd.Categorical(["lo", "hi", None], categories=["lo", "mid", "hi"]), ("lo", "hi")),
+        (pd.Categorical(["lo", "hi", None], categories=["lo", "mid", "hi"]), ("lo", "mid", "hi")),
         (pd.Categorical(["lo", "hi"], categories=["hi", "lo"], ordered=True), ("hi", "lo")),
         ([True, False, True], (False, True)),
         ([True, None, False], (False, True)),
@@ -366,10 +366,9 @@ def test_levels_match_across_dtypes(train, new):
     assert table.x[~gaps, 1].tolist() == [float(levels.index(v)) for v in pd.Series(new)[~gaps]]
 
 
-def test_unused_level_is_unseen():
+def test_unused_category_is_a_level():
     encoder = TableEncoder.learn(SIMPLE, simple(c=pd.Categorical(["u", "v", "u"], categories=["u", "v", "w"])))
-    with pytest.raises(DataError, match="column 'c' holds 'w', never seen in training; known levels are 'u', 'v'"):
-        encoder.encode(simple(c=["u", "w", "v"]))
+    assert encoder.encode(simple(c=["u", "w", "v"])).x[:, 1].tolist() == [0.0, 2.0, 1.0]
 
 
 def test_number_as_text_is_another_level():

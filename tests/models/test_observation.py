@@ -227,8 +227,6 @@ def test_nll_of_a_log_normal_column_is_in_its_own_units():
         ("log", 0.0, "column 'log' holds 0.0, but its kind is lognormal, for positive numbers; correct the values, "),
         ("poi", 1.5, "column 'poi' holds 1.5, but its kind is poisson, for whole numbers from 0 on; correct"),
         ("neg", -1.0, "column 'neg' holds -1.0, but its kind is negative_binomial, for whole numbers from 0 on;"),
-        ("cat", "d", "column 'cat' holds 'd', never seen in training; known levels are 'a', 'b', 'c'. Mark such"),
-        ("ord", 4.0, "column 'ord' holds 4.0, never seen in training; known levels are 0.0, 1.0, 2.0, 3.0."),
     ],
 )
 def test_values_that_a_kind_does_not_have_are_refused(model, name, value, words):
@@ -243,7 +241,10 @@ def test_training_columns_that_contradict_their_kind_are_refused():
     frame = pd.DataFrame({"x": np.arange(9.0), "y": list("abcabcabc"), "z": -np.arange(9.0)})
     for kinds, words in (
         ({"y": "bernoulli"}, "bernoulli measurement 'y' holds 'a', 'b', 'c'; expected two levels. Make its kind"),
-        ({"y": "ordinal"}, "ordinal measurement 'y' holds text ('a', 'b', 'c'), which has no order of its own; make"),
+        (
+            {"y": "ordinal"},
+            "ordinal measurement 'y' holds text ('a', 'b', 'c'), which has no order of its own; give its",
+        ),
         ({"z": "lognormal"}, "column 'z' holds -0.0, -1.0, -2.0, -3.0, -4.0 and 4 more, but its kind is lognormal"),
         ({"y": "gaussian"}, "column 'y' must be numeric, but holds 'a', 'b', 'c'."),
     ):

@@ -151,6 +151,7 @@ def test_embeddings_and_likelihoods_stand_beside_the_rows(file, folder, fitted, 
 
 def test_an_answer_that_fails_leaves_nothing_behind(folder, fitted, monkeypatch):
     monkeypatch.setattr(streams, "ROWS_AT_A_TIME", 30)
+    monkeypatch.setattr(fitted, "unseen", "error")
     good, place = ragged_visits(), folder / "place"
     place.mkdir()
     good.to_parquet(place / "old.parquet", index=False)

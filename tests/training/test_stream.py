@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import lacova
-from lacova import CVAE, DataError, Dense, GPPriorVAE
+from lacova import CVAE, DataError, Dense, GPPriorVAE, UnseenLevelWarning
 from lacova.cli import main
 from lacova.data.labels import Fingerprints
 from lacova.models.builder import build
@@ -272,10 +272,20 @@ def test_a_streamed_model_keeps_the_labels_of_its_training_patients(file, folder
         assert not model.predict(**stranger).equals(expected)  # the history of new patients counts in full
 
 
-def test_an_unseen_level_in_validation_is_refused_before_training(file, folder):
-    ragged_visits().assign(sex="other").to_parquet(folder / "strange.parquet", index=False)
+def test_unseen_levels_in_validation_are_missing_with_one_warning_or_refused_before_training(file, folder, monkeypatch):
+    monkeypatch.setattr("lacova.data.survey.CHUNK_ROWS", 30)
+    strange, gaps = ragged_visits().assign(sex="other"), ragged_visits().assign(sex=None)
+    strange.to_parquet(folder / "strange.parquet", index=False)
+    gaps.to_parquet(folder / "gaps.parquet", index=False)
     with pytest.raises(DataError, match="column 'sex' holds 'other', never seen in training"):
-        CVAE(RAGGED, **SMALL).fit(file, folder / "strange.parquet", **OPTIONS)
+        CVAE(RAGGED, **SMALL, unseen="error").fit(file, folder / "strange.parquet", **OPTIONS)
+    with pytest.warns(UnseenLevelWarning) as caught:
+        fitted = CVAE(RAGGED, **SMALL).fit(file, folder / "strange.parquet", **OPTIONS)
+    counts = [str(warning.message) for warning in caught if warning.category is UnseenLevelWarning]
+    assert len(counts) == 1
+    assert counts[0].startswith(f"{len(strange)} entries hold levels")
+    expected = CVAE(RAGGED, **SMALL).fit(file, folder / "gaps.parquet", **OPTIONS)
+    pd.testing.assert_frame_equal(fitted.training, expected.training)
 
 
 def test_buffers_must_hold_a_row(file):

@@ -9,9 +9,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from lacova.data.columns import patient_codes
-from lacova.data.kinds import values_of
+from lacova.data.levels import without_unseen
 from lacova.data.masks import mask_at_random
 from lacova.data.schema import Schema
+from lacova.data.statistics import ColumnStatistics
 from lacova.models.checks import whole_number
 
 MIN_UNITS = 20  # with fewer training rows or instances, none are held out for early stopping
@@ -68,8 +69,9 @@ def make_fold(
     chosen = rng.permutation(count)[: round(validation_share * count) if count >= MIN_UNITS else 0]
     held_out = np.isin(unit, chosen)
     train = rest[~held_out]
-    validation = _without_new_levels(rest[held_out], train, schema) if held_out.any() else None
-    test = _without_new_levels(test, train, schema)
+    levels = ColumnStatistics.known_levels(schema, train)
+    validation = without_unseen(rest[held_out], levels, "missing") if held_out.any() else None
+    test = without_unseen(test, levels, "missing")
     covariates = [name for name in schema.covariates if name != schema.time]
     columns, mask_seed = [*schema.measurements, *covariates], int(rng.integers(2**32))
     hidden = mask_at_random(test, columns, hide, mask_seed, instance=schema.instance, static=schema.static)
@@ -80,12 +82,3 @@ def _units(frame: pd.DataFrame, schema: Schema) -> tuple[npt.NDArray[np.int64], 
     """Return the number of each row's instance (N,), or of the row where there are no instances, and how many."""
     patient, labels = patient_codes(frame, schema.instance)
     return (np.arange(len(frame)), len(frame)) if patient is None else (np.asarray(patient), len(labels))
-
-
-def _without_new_levels(rows: pd.DataFrame, train: pd.DataFrame, schema: Schema) -> pd.DataFrame:
-    """Replace levels that do not occur in training by gaps."""
-    categories = [name for name, kind in schema.covariates.items() if kind == "categorical"]
-    categories += [name for name in schema.measurements if values_of(schema.kinds.get(name)) == "level"]
-    return rows.assign(
-        **{name: rows[name].where(rows[name].isin(train[name].dropna().unique())) for name in categories}
-    )

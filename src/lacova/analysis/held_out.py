@@ -76,7 +76,8 @@ def _score_imputation(
     """Return the scores of hidden measurements, and the errors of hidden covariates."""
     encoder, vae = model.fitted()
     rows = part.hidden_y if model.covariates == "oracle" else part.hidden
-    truth, seen, table = encoder.encode(part.test), encoder.encode(rows), model.encode(rows)
+    truth, seen = (encoder.encode(frame, unseen="missing") for frame in (part.test, rows))
+    table = model.encode(rows)
     guess = torch.empty(truth.x.shape)
 
     def imputed() -> Iterator[Draws]:

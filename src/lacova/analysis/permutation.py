@@ -23,6 +23,8 @@ from lacova.analysis.workers import work
 from lacova.data.columns import require_columns
 from lacova.data.errors import FitWarning
 from lacova.data.io.dataframes import to_pandas
+from lacova.data.levels import without_unseen
+from lacova.data.statistics import ColumnStatistics
 from lacova.models.base import Model
 from lacova.models.checks import check_interval, in_memory, whole_number
 from lacova.models.inference import INTERVAL_DRAWS
@@ -120,7 +122,10 @@ def permutation_test(
     versus, value = contrast(units, schema, versus, value)
     check_counts(units, versus, value)
     frame = with_values(frame, units, np.arange(len(units.values)))
-    asked = frame if rows is None else to_pandas(in_memory(rows, "permutation_test"), schema.columns)[0]
+    asked = frame
+    if rows is not None:
+        asked, _ = to_pandas(in_memory(rows, "permutation_test"), schema.columns)
+        asked = without_unseen(asked, ColumnStatistics.known_levels(schema, frame), model.unseen)
     training = {**_saved_options(model), **options, "validation": validation}
     study = {
         "version": __version__, "data": digest_of(frame, used), "schema": roles_of(schema), "model": identity(model),

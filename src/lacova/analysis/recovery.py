@@ -117,6 +117,7 @@ def recover(model: Model, data: Any, *, share: float = 0.1, seed: int = 0, draws
 
     Visit-constant covariates are hidden at all visits of a patient, or at none. A row may lose all its measurements,
     which are then imputed from covariates and other visits, or from the marginal distribution if the model has neither.
+    Entries of levels that training does not know count as missing and are not hidden.
     The entries are hidden from imputation only: if the model was fitted to the same rows, training used them.
 
     Args:
@@ -146,6 +147,7 @@ def recover(model: Model, data: Any, *, share: float = 0.1, seed: int = 0, draws
     absent = [name for name in schema.columns if name not in frame]
     if absent:
         raise DataError(f"the table has no column {absent[0]!r}, which the model's schema names.")
+    frame = model.without_unseen(frame)
     masked = mask_at_random(frame, columns, share, seed, instance=schema.instance, static=schema.static)
     filled = model.impute(masked[list(schema.columns)], draws=draws, seed=seed)
     generator = np.random.default_rng(seed)

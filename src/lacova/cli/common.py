@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import typer
 
@@ -16,6 +16,7 @@ from lacova.cli.run_folder import MODEL
 if TYPE_CHECKING:
     import pandas as pd
 
+    from lacova.data.levels import Unseen
     from lacova.data.schema import Schema
     from lacova.models.base import Model
 
@@ -75,8 +76,8 @@ def by_row(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
     return {str(name): finite(row.to_dict()) for name, row in table.iterrows()}
 
 
-def load_run(run: Path, device: str) -> Model:
-    """Load the model from the folder that `fit` wrote."""
+def load_run(run: Path, device: str, unseen: str | None = None) -> Model:
+    """Load the model from the folder that `fit` wrote; `unseen` says what becomes of levels it does not know."""
     from lacova.data.errors import DataError
     from lacova.data.io.files import SUFFIXES
     from lacova.models.storage import load
@@ -88,21 +89,26 @@ def load_run(run: Path, device: str) -> Model:
     file = run / MODEL if run.is_dir() else run
     if not file.exists():
         raise DataError(f"there is no model in {run}; name the folder that `lacova fit ... --out RUN` wrote.")
-    return load(file, device=device)
+    model: Model = load(file, device=device)
+    if unseen is not None:
+        model.unseen = cast("Unseen", unseen)  # which is checked there
+    return model
 
 
 def load_model_and_data(
-    run: Path, data: Path, out: Path | None, device: str, stream: bool
+    run: Path, data: Path, out: Path | None, device: str, stream: bool, unseen: str | None = None
 ) -> tuple[Model, pd.DataFrame | Path]:
     """Return the model and the table, or the path of a table to stream, once it is clear that `out` can be written."""
     check_out(out)
-    return load_run(run, device), read_or_stream(data, stream)
+    return load_run(run, device, unseen), read_or_stream(data, stream)
 
 
-def load_model_and_table(run: Path, data: Path, out: Path | None, device: str) -> tuple[Model, pd.DataFrame]:
+def load_model_and_table(
+    run: Path, data: Path, out: Path | None, device: str, unseen: str | None = None
+) -> tuple[Model, pd.DataFrame]:
     """Do the same for a command that does not stream."""
     check_out(out)
-    return load_run(run, device), read_in_memory(data)
+    return load_run(run, device, unseen), read_in_memory(data)
 
 
 def read_or_stream(data: Path, stream: bool) -> pd.DataFrame | Path:

@@ -16,6 +16,7 @@ def effects(
     out: options.Out = None,
     draws: options.RowDraws = 100,
     interval: Annotated[float, typer.Option(help="central interval of each effect")] = 0.9,
+    unseen: options.Unseen = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
@@ -24,7 +25,7 @@ def effects(
     """Show which part of the prior explains which measurement; with --out, write its effect at every row too."""
     from lacova.models.gp_prior_vae import GPPriorVAE
 
-    model, table = load_model_and_table(run, data, out, device)
+    model, table = load_model_and_table(run, data, out, device, unseen)
     if not isinstance(model, GPPriorVAE):
         raise ValueError(f"effects are those of a GP prior, but {run} holds a {type(model).__name__}; fit --model gp.")
     result = model.effects(table, draws=draws, interval=interval, seed=seed)

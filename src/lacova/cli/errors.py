@@ -6,8 +6,10 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable
-from typing import ParamSpec
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ParamSpec
 
 import typer
 
@@ -29,7 +31,8 @@ def report_errors(command: Callable[P, None]) -> Callable[P, None]:
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             check_paths(command, kwargs)
-            command(*args, **kwargs)
+            with _short_warnings():
+                command(*args, **kwargs)
         except BrokenPipeError:  # the reader of stdout has gone
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
             raise typer.Exit(1) from None
@@ -46,6 +49,25 @@ def report_errors(command: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(1) from None
 
     return run
+
+
+@contextmanager
+def _short_warnings() -> Iterator[None]:
+    """Print warnings of unseen levels as one sentence, without the line of Python that asked."""
+    from lacova.data.errors import UnseenLevelWarning
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", category=UnseenLevelWarning)
+        show = warnings.showwarning
+
+        def show_short(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, UnseenLevelWarning):
+                typer.echo(f"lacova: {message}", err=True)
+            else:
+                show(message, category, *where, **more)
+
+        warnings.showwarning = show_short
+        yield
 
 
 def sentence_of(error: Exception) -> str | None:

@@ -19,13 +19,14 @@ def filter_visits(
     out: options.Out = None,
     draws: options.RowDraws = 400,
     interval: options.CentralInterval = 0.9,
+    unseen: options.Unseen = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Predict each visit from the earlier ones of the same instance; with --out, write all visits and predictions."""
-    model, table = load_model_and_table(run, data, out, device)
+    model, table = load_model_and_table(run, data, out, device, unseen)
     visits = model.filter(table, draws=draws, interval=interval, seed=seed)
     if out is not None:
         deliver(visits, out, quiet)

@@ -17,12 +17,13 @@ def impute(
     interval: options.Interval = None,
     probabilities: options.Probabilities = False,
     stream: options.Stream = False,
+    unseen: options.Unseen = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
 ) -> None:
     """Fill the gaps of a table, in measurements and covariates."""
-    model, table = load_model_and_data(run, data, out, device, stream)
+    model, table = load_model_and_data(run, data, out, device, stream, unseen)
     settings: dict[str, Any] = {"interval": interval, "probabilities": probabilities, "seed": seed}
     if isinstance(table, Path):
         model.impute(table, draws, out=require_out(out), **settings)

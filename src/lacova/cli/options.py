@@ -38,6 +38,14 @@ RowDraws = Annotated[int, typer.Option(help="draws of each row")]
 Interval = Annotated[float | None, typer.Option(help="add central intervals, such as 0.9")]
 CentralInterval = Annotated[float, typer.Option(help="central interval, such as 0.9")]
 Probabilities = Annotated[bool, typer.Option("--probabilities", help="add the probability of each level")]
+Unseen = Annotated[
+    str | None,
+    typer.Option(
+        help="entries of levels that training does not know: warn, missing (the same without a warning), or error "
+        "(as RUN was fitted; warn unless it was told otherwise)",
+        show_default=False,
+    ),
+]
 History = Annotated[Path | None, typer.Option(help="earlier visits of the same instances, with measurements")]
 Epochs = Annotated[
     int | None,

@@ -22,6 +22,7 @@ def predict(
     interval: options.Interval = None,
     probabilities: options.Probabilities = False,
     stream: options.Stream = False,
+    unseen: options.Unseen = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
@@ -29,7 +30,7 @@ def predict(
     """Predict measurements from covariates; the output holds the covariates too."""
     import pandas as pd
 
-    model, table = load_model_and_data(run, x, out, device, stream)
+    model, table = load_model_and_data(run, x, out, device, stream, unseen)
     past = read_history(history)
     method: Callable[..., Any] = functools.partial(model.predict, interval=interval, probabilities=probabilities)
     if draws is not None:

@@ -36,6 +36,7 @@ def report(
     images: Annotated[str | None, typer.Option(help="HEIGHTxWIDTH, if measurements are pixels")] = None,
     truth: Annotated[Path | None, typer.Option(help="the rows of --data without gaps, for --images")] = None,
     draws: Annotated[int, typer.Option(help="draws behind every figure", min=10)] = 100,
+    unseen: options.Unseen = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
@@ -47,13 +48,14 @@ def report(
     if out.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"--out is {out}; expected a name that ends in .html.")
     check_output(out, None)
-    model = load_run(run, device)
+    model = load_run(run, device, unseen)
     shape = None if images is None else _height_and_width(images)
     if truth is not None and (images is None or data is None):
         raise ValueError("--truth is shown beside the images of --data; add --data and --images HEIGHTxWIDTH.")
     words = ["lacova", "report", str(run)]
     for option, value in (("--data", data), ("--held-out", held_out), ("--share", share), ("--images", images),
-                          ("--truth", truth), ("--draws", draws), ("--seed", seed), ("--out", out)):  # fmt: skip
+                          ("--truth", truth), ("--draws", draws), ("--unseen", unseen), ("--seed", seed),
+                          ("--out", out)):  # fmt: skip
         words += [] if value is None else [option, str(value)]
     words += ["--without-patients"] if without_patients else []
     content = contents(

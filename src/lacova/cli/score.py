@@ -15,6 +15,7 @@ def score(
     data: options.Data,
     draws: options.RowDraws = 100,
     stream: options.Stream = False,
+    unseen: options.Unseen = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     as_json: options.AsJson = False,
@@ -22,7 +23,7 @@ def score(
     """Compare predictions from the covariates alone with the observed measurements."""
     from lacova.inference.joint_scores import NAMES as JOINT
 
-    model, table = load_model_and_data(run, data, None, device, stream)
+    model, table = load_model_and_data(run, data, None, device, stream, unseen)
     by_column, overall = model.scores(table, draws=draws, seed=seed)
     if as_json:
         print_json({"overall": finite(overall), "measurements": by_row(by_column)})

@@ -25,6 +25,7 @@ def whatif(
     ] = None,
     draws: options.RowDraws = 400,
     interval: options.CentralInterval = 0.9,
+    unseen: options.Unseen = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
@@ -32,7 +33,7 @@ def whatif(
 ) -> None:
     """Predict with some covariates set to other values, next to the prediction as things are."""
     check_out(draws_out)
-    model, table = load_model_and_table(run, data, out, device)
+    model, table = load_model_and_table(run, data, out, device, unseen)
     invalid = [text for text in assignments if "=" not in text]
     if invalid:
         raise ValueError(f"--set is {invalid[0]!r}; expected COVARIATE=VALUE, such as --set arm=b.")

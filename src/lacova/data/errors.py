@@ -20,6 +20,26 @@ class FitWarning(UserWarning):
     """A fitted model has a property that makes some of its answers doubtful."""
 
 
+class UnseenLevelWarning(UserWarning):
+    """Entries of a table hold levels that training does not know; they are treated as missing.
+
+    The warning says how many entries of which columns these are. `unseen="error"`, an argument and an attribute of
+    every model, refuses such tables, and `unseen="missing"` gives no warning.
+
+    Examples:
+        >>> import warnings, numpy as np, pandas as pd, lacova
+        >>> table = pd.DataFrame({"event": ["none", "rash"] * 20, "alt": np.linspace(20, 40, 40)})
+        >>> schema = lacova.Schema(["alt"], {"event": "categorical"})
+        >>> model = lacova.CVAE(schema, latent_dim=1).fit(table, max_epochs=1)
+        >>> new = pd.DataFrame({"event": ["none", "fever"], "alt": [30.0, None]})
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
+        ...     print(model.impute(new)["event"].tolist())
+        ['none', 'fever']
+        >>> print(str(caught[-1].message).split(". ")[0])
+        1 entry holds a level never seen in training, treated as missing: 1 of 'event' ('fever')
+    """
+
+
 def listed(items: Sequence[Any], most: int = 5) -> str:
     """Return the first items, quoted and separated by commas, and how many more there are."""
     shown = [repr(item) for item in list(items)[:most]]

@@ -148,7 +148,7 @@ def _prints(frame: pd.DataFrame, encoder: TableEncoder) -> Prints:
     Encoded as 32-bit numbers, so that a file, another type of a column or another order of rows changes nothing.
     """
     instance = encoder.schema.instance
-    return row_prints(encoder.encode(frame)) if instance is None else fingerprints(frame[instance])
+    return row_prints(encoder.encode(frame, unseen="missing")) if instance is None else fingerprints(frame[instance])
 
 
 def row_prints(table: Table) -> Prints:

@@ -14,6 +14,7 @@ import pandas as pd
 from lacova.data.columns import checked_numbers, measurement_values, require_columns
 from lacova.data.errors import DataError, listed
 from lacova.data.kinds import values_of
+from lacova.data.levels import ColumnLevels
 from lacova.data.scaling import Floats, Knots, Scales, suits_scores
 from lacova.data.schema import Schema
 
@@ -57,7 +58,9 @@ class ColumnMoments:
         """Return location and scale of each column; refuse empty columns, and warn of constant ones."""
         if (self.count == 0).any():
             empty = [names[i] for i in np.flatnonzero(self.count == 0).tolist()]
-            raise _no_values(role, listed(empty))
+            raise DataError(
+                f"{role} column(s) {listed(empty)} have no observed value in training; take them out of the schema."
+            )
         low, high = self.low, self.high
         if (low == high).any():
             constant = [names[i] for i in np.flatnonzero(low == high).tolist()]
@@ -75,48 +78,6 @@ class ColumnMoments:
         return self.mean, np.where((low == high) | (sd == 0.0), 1.0, sd)
 
 
-class ColumnLevels:
-    """The levels of a categorical column."""
-
-    def __init__(self) -> None:
-        self.seen: dict[Any, None] = {}
-        self.declared: dict[Any, None] | None = {}
-
-    def add(self, column: pd.Series[Any]) -> None:
-        """Add the levels of further rows."""
-        self.seen |= dict.fromkeys(column.dropna().unique().tolist())
-        if self.declared is not None and isinstance(column.dtype, pd.CategoricalDtype):
-            self.declared |= dict.fromkeys(column.cat.categories.tolist())
-        else:
-            self.declared = None
-
-    def ordered(self, name: str, kind: str | None = None) -> tuple[Any, ...]:
-        """Return the observed levels, in the order that a pandas Categorical declares, otherwise sorted.
-
-        Args:
-            name: the column, for error messages.
-            kind: the kind of a measurement; None for a covariate.
-        """
-        if not self.seen:
-            raise _no_values("covariate" if kind is None else "measurement", repr(name))
-        if kind == "bernoulli" and len(self.seen) > 2:
-            raise DataError(
-                f"bernoulli measurement {name!r} holds {listed(list(self.seen))}; expected two levels. "
-                "Make its kind categorical, or correct the values."
-            )
-        if kind == "ordinal" and self.declared is None and any(isinstance(level, str) for level in self.seen):
-            raise DataError(
-                f"ordinal measurement {name!r} holds text ({listed(list(self.seen))}), which has no order of its own; "
-                "make the column a pandas Categorical with its categories in order, or numbers."
-            )
-        if self.declared is not None:
-            return tuple(level for level in self.declared if level in self.seen)
-        try:
-            return tuple(sorted(self.seen))
-        except TypeError:
-            return tuple(sorted(self.seen, key=str))
-
-
 class ColumnStatistics:
     """Moments and levels of all columns of a schema, gathered part by part from the training rows."""
 
@@ -127,7 +88,7 @@ class ColumnStatistics:
         self._y = ColumnMoments(len(self._numbers))  # of the logarithm where it is modelled
         self._own = ColumnMoments(len(self._logs))  # log-normal columns in their own units
         self._x = {name: ColumnMoments(1) for name, kind in schema.covariates.items() if kind == "continuous"}
-        self._levels = {name: ColumnLevels() for name in schema.categories}
+        self._levels = {name: ColumnLevels(schema.levels.get(name)) for name in schema.categories}
 
     def add(self, frame: pd.DataFrame) -> None:
         """Add rows, which must satisfy the schema."""
@@ -143,6 +104,11 @@ class ColumnStatistics:
             moments.add(checked_numbers(frame, name, schema)[:, None])
         for name, levels in self._levels.items():
             levels.add(frame[name])
+
+    def add_held_out(self, frame: pd.DataFrame) -> None:
+        """Add levels that rows held out from training show: they are known, without a training row that has them."""
+        for name, levels in self._levels.items():
+            levels.add(frame[name], held_out=True)
 
     def measurement_scales(self, scaling: Scaling, sample: pd.DataFrame | None = None) -> Scales:
         """Return the scales of all measurements; `sample` holds the rows from which normal scores are learnt."""
@@ -188,10 +154,14 @@ class ColumnStatistics:
                 shift[q : q + 1], scale[q : q + 1] = self._x[name].scales([name], "covariate", "standard")
         return shift, scale
 
+    @classmethod
+    def known_levels(cls, schema: Schema, frame: pd.DataFrame) -> dict[str, tuple[Any, ...]]:
+        """Return the levels of each categorical column that a model fitted to these rows would know."""
+        statistics = cls(schema)
+        for name, levels in statistics._levels.items():
+            levels.add(frame[name])
+        return {name: levels.known for name, levels in statistics._levels.items()}
+
     def levels(self) -> dict[str, tuple[Any, ...]]:
         """Return the ordered levels of each categorical column."""
         return {name: levels.ordered(name, self.schema.kinds.get(name)) for name, levels in self._levels.items()}
-
-
-def _no_values(role: str, columns: str) -> DataError:
-    return DataError(f"{role} column(s) {columns} have no observed value in training; take them out of the schema.")

@@ -50,6 +50,13 @@ def survey(source: Source, schema: Schema, seed: int) -> Survey:
     return Survey(surveyor.finish(), statistics, sample.frame())
 
 
+def add_levels(source: Source, schema: Schema, statistics: ColumnStatistics) -> None:
+    """Add the levels of rows that are held out from training: a model knows every level of the rows it was given."""
+    if schema.categories:
+        for part in source.walk([c for c in (schema.instance, *schema.categories) if c is not None], CHUNK_ROWS):
+            statistics.add_held_out(to_pandas(part.table)[0])
+
+
 def lay_out(source: Source, columns: Sequence[str], check: Callable[[pa.Table], object]) -> Layout:
     """Return the layout of the rows that a model is validated on, after `check` has passed each part of them."""
     surveyor = Surveyor(source)

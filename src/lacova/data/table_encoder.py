@@ -19,8 +19,9 @@ from lacova.data.columns import (
     within_bounds,
 )
 from lacova.data.covariate_space import CovariateSpace
-from lacova.data.errors import DataError, listed
+from lacova.data.filling import copy_within, fill_column
 from lacova.data.kinds import values_of
+from lacova.data.levels import Unseen, UnseenLevels, level_codes, without_unseen
 from lacova.data.measurement_space import NO_LIMITS, MeasurementSpace
 from lacova.data.scaling import Floats, Scales
 from lacova.data.schema import Schema
@@ -89,34 +90,64 @@ class TableEncoder:
             statistics.levels(),
         )
 
-    def encode(self, frame: pd.DataFrame, *, measurements: bool = True, dtype: torch.dtype = torch.float32) -> Table:
-        """Return a table as tensors on the training scales; without `measurements`, all of Y is missing."""
-        schema = self.schema
+    def encode(
+        self, frame: pd.DataFrame, *, measurements: bool = True, dtype: torch.dtype = torch.float32,
+        unseen: Unseen = "error",
+    ) -> Table:  # fmt: skip
+        """Return a table as tensors on the training scales.
+
+        Args:
+            frame: the rows.
+            measurements: False if all of Y is missing, whatever the rows hold.
+            dtype: of the tensors.
+            unseen: what becomes of entries with levels that training does not know: "missing", the same with a warning,
+                "warn", or "error".
+        """
+        schema, beyond = self.schema, UnseenLevels()
         self.require(frame, measurements)
+
+        def codes(name: str) -> Floats:
+            codes = level_codes(frame[name], self.levels[name])
+            beyond.add(frame[name], codes, self.levels[name])
+            return codes
+
         n = len(frame)
         y = np.full((n, len(schema.measurements)), np.nan)
         if measurements:
             for d, name in enumerate(schema.measurements):
                 if name in self.levels:
-                    y[:, d] = self.codes(frame, name)
+                    y[:, d] = self._known(name, codes(name))
                 else:
                     y[:, d] = self.scales.encode(d, measurement_values(frame, name, schema))
         x = np.empty((n, len(schema.covariates)))
         for q, (name, kind) in enumerate(schema.covariates.items()):
-            if kind == "categorical":
-                x[:, q] = self.codes(frame, name)
-            else:
-                x[:, q] = (numbers(frame, name) - self.x_shift[q]) / self.x_scale[q]
+            x[:, q] = codes(name) if kind == "categorical" else self._standardised(frame, name)
         patient, labels = patient_codes(frame, schema.instance)
         if patient is not None:
             for name in schema.static:
                 q = self.space.names.index(name)
                 x[:, q] = spread_static(x[:, q], patient, labels, name)
+        for q in self.space.categorical:
+            x[:, q] = self._known(self.space.names[q], x[:, q])
+        beyond.handle(unseen)
         return Table(
             y=torch.as_tensor(np.nan_to_num(y), dtype=dtype), y_mask=torch.as_tensor(~np.isnan(y)),
             x=torch.as_tensor(np.nan_to_num(x), dtype=dtype), x_mask=torch.as_tensor(~np.isnan(x)),
             patient=None if patient is None else torch.as_tensor(patient), labels=labels,
         )  # fmt: skip
+
+    def encode_covariate(self, frame: pd.DataFrame, name: str) -> Floats:
+        """Return one covariate on its training scale, or as codes, NaN at gaps; refuse unseen levels."""
+        if name not in self.levels:
+            return self._standardised(frame, name)
+        beyond, codes = UnseenLevels(), level_codes(frame[name], self.levels[name])
+        beyond.add(frame[name], codes, self.levels[name])
+        beyond.handle("error")
+        return codes
+
+    def _standardised(self, frame: pd.DataFrame, name: str) -> Floats:
+        q = self.space.names.index(name)
+        return np.asarray((numbers(frame, name) - self.x_shift[q]) / self.x_scale[q])
 
     def require(self, frame: pd.DataFrame, measurements: bool = True) -> None:
         """Refuse anything but a DataFrame with rows that has every column of the schema."""
@@ -166,11 +197,11 @@ class TableEncoder:
                 count = values_of(self.schema.kinds.get(name)) == "count"
                 values = np.rint(y[:, d]) if count else y[:, d]
                 decoded = self.labels(name, values) if name in self.levels else values
-                filled[name] = _fill_column(filled[name], decoded)
+                filled[name] = fill_column(filled[name], decoded)
         for q, name in enumerate(self.schema.covariates):
             if name in self.schema.static:
-                filled[name] = _copy_within(filled[name], filled[self.schema.instance])
-            filled[name] = _fill_column(filled[name], self.decode_covariate(name, x[:, q]))
+                filled[name] = copy_within(filled[name], filled[self.schema.instance])
+            filled[name] = fill_column(filled[name], self.decode_covariate(name, x[:, q]))
         return filled
 
     def _is_number(self, name: str) -> bool:
@@ -197,55 +228,12 @@ class TableEncoder:
         return np.stack([values <= lower, values >= upper])
 
     def codes(self, frame: pd.DataFrame, name: str) -> Floats:
-        """Return the codes of a column's levels, NaN at gaps; refuse levels not seen in training."""
-        values, levels = frame[name], self.levels[name]
-        gaps = values.isna().to_numpy()
-        codes = pd.Index(list(levels), dtype=object).get_indexer(pd.Index(values.astype(object))).astype(float)
-        unseen = (codes < 0) & ~gaps
-        if unseen.any():
-            new = list(dict.fromkeys(values[unseen].tolist()))
-            raise DataError(
-                f"column {name!r} holds {listed(new)}, never seen in training; known levels are {listed(levels)}. "
-                "Mark such entries as missing, or fit again with rows that contain them."
-            )
-        codes[gaps] = np.nan
-        return np.asarray(codes)
+        """Return the codes of a column's levels, NaN at gaps and at levels that training does not know."""
+        return self._known(name, level_codes(frame[name], self.levels[name]))
 
+    def without_unseen(self, frame: pd.DataFrame, unseen: Unseen = "missing") -> pd.DataFrame:
+        """Return the rows with gaps in the place of levels that training does not know; see `encode`."""
+        return without_unseen(frame, self.levels, unseen)
 
-def _fill_column(column: pd.Series[Any], values: npt.NDArray[Any]) -> pd.Series[Any]:
-    """Return the column with its gaps taken from `values`, in the type of the column."""
-    gaps = column.isna().to_numpy()
-    if not gaps.any():
-        return column
-    new, dtype = values[gaps], column.dtype
-    filled = column.copy()
-    if isinstance(dtype, pd.CategoricalDtype):
-        known = set(dtype.categories)
-        filled = filled.cat.add_categories([level for level in dict.fromkeys(new.tolist()) if level not in known])
-    elif dtype.kind in "iu":  # pandas' nullable integers
-        limits = np.iinfo(str(dtype).lower().removesuffix("[pyarrow]"))
-        new = np.clip(np.rint(new), limits.min, limits.max) if new.dtype.kind == "f" else new
-    elif isinstance(dtype, np.dtype) and dtype.kind == "f":
-        new = new.astype(dtype)  # pandas refuses digits that a narrow float would lose
-    elif dtype.kind == "b":
-        new = new.astype(float) > 0.5
-    elif pd.api.types.is_string_dtype(dtype) and not pd.api.types.is_object_dtype(dtype):
-        new = np.asarray([str(value) for value in new.tolist()], dtype=object)
-    if new.dtype == object:  # levels: as the type that the column holds
-        items = new.tolist()
-        types = set(map(type, items))
-        new = np.asarray(items, dtype=object if str in types and len(types) > 1 else None)
-    filled[gaps] = new
-    return filled
-
-
-def _copy_within(column: pd.Series[Any], instance: pd.Series[Any]) -> pd.Series[Any]:
-    """Fill gaps with the value of the same instance at another visit, unchanged."""
-    known = column.notna()
-    values = dict(zip(instance[known], column[known], strict=True))
-    gaps = ~known & instance.isin(list(values))
-    if not gaps.any():
-        return column
-    filled = column.copy()
-    filled[gaps] = instance[gaps].map(values)
-    return filled
+    def _known(self, name: str, codes: Floats) -> Floats:
+        return np.where(codes < len(self.levels[name]), codes, np.nan)

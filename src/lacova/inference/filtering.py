@@ -69,7 +69,7 @@ def only_earlier_values(
         in_frame = torch.as_tensor(frame[name].notna().to_numpy(copy=True))[rows]
         observed = torch.zeros(len(patients), dtype=torch.bool)
         observed[code[in_frame]] = True
-        x_mask[:, q] = observed[code]
+        x_mask[:, q] &= observed[code]  # a level that is unseen is in the frame, but is not known
     labels = tuple(table.labels[p] for p in patients)
     return Table(table.y[rows] * y_mask, y_mask, table.x[rows] * x_mask, x_mask, code, labels)
 

@@ -152,17 +152,17 @@ def _measurement_probabilities(
 ) -> list[tuple[str, object]]:
     """Return the probability of each level of categorical measurements, by column; where observed, 1 or 0.
 
-    Without a frame, of all; with one, of those with gaps, or of every one.
+    Without a frame, of all; with one, of those with gaps or unseen levels, or of every one.
     """
     columns: list[tuple[str, object]] = []
     for d, name in enumerate(encoder.schema.measurements):
         if name not in encoder.levels or summary.level_probabilities is None:
             continue
-        if not (frame is None or every or frame[name].isna().any()):
+        codes = np.empty((0, 1)) if frame is None else encoder.codes(frame, name)[:, None]
+        if not (frame is None or every or np.isnan(codes).any()):
             continue
         probs = summary.level_probabilities[:, d, : len(encoder.levels[name])].double().numpy()
         if frame is not None:
-            codes = encoder.codes(frame, name)[:, None]
             probs = np.where(np.isnan(codes), probs, codes == np.arange(probs.shape[1]))
         columns += [(f"{name}_p_{level}", probs[:, k]) for k, level in enumerate(encoder.levels[name])]
     return columns
@@ -171,11 +171,11 @@ def _measurement_probabilities(
 def _covariate_probabilities(
     encoder: TableEncoder, summary: Summary, frame: pd.DataFrame, every: bool
 ) -> list[tuple[str, object]]:
-    """Return the probability of each level of categorical covariates with gaps in the frame, or of every one."""
+    """Return the probability of each level of categorical covariates with gaps or unseen levels, or of every one."""
     assert summary.x_level_probabilities is not None
     probs = summary.x_level_probabilities.double().numpy()
     categories = [(q, c) for q, c in enumerate(encoder.schema.covariates) if c in encoder.levels]
-    shown = [(q, c) for q, c in categories if every or frame[c].isna().any()]
+    shown = [(q, c) for q, c in categories if every or np.isnan(encoder.codes(frame, c)).any()]
     return [(f"{c}_p_{level}", probs[:, q, k]) for q, c in shown for k, level in enumerate(encoder.levels[c])]
 
 

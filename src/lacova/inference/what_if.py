@@ -67,8 +67,7 @@ def encode_setting(encoder: TableEncoder, frame: pd.DataFrame, changes: Mapping[
         if not pd.api.types.is_scalar(value) or pd.isna(value):
             raise DataError(f"covariate {name!r} is set to {value!r}; expected one value, the same for all rows.")
     changed = frame.head(1).assign(**{name: pd.Series([value], frame.index[:1]) for name, value in changes.items()})
-    x = encoder.encode(changed, measurements=False).x[0]
-    return {names.index(name): float(x[names.index(name)]) for name in changes}
+    return {names.index(name): float(encoder.encode_covariate(changed, name)[0]) for name in changes}
 
 
 def from_text(encoder: TableEncoder, name: str, text: str) -> Any:

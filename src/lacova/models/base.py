@@ -20,6 +20,7 @@ from lacova.data.holdout import HeldOut
 from lacova.data.io.archive import StorageError, write
 from lacova.data.kinds import BUILT_IN
 from lacova.data.labels import Fingerprints
+from lacova.data.levels import Unseen
 from lacova.data.registry import configured, factory, name_of, registered
 from lacova.data.schema import Schema
 from lacova.data.statistics import Scaling, check_scaling
@@ -72,6 +73,10 @@ class Model(Inference, ABC):
         noise: of Gaussian and log-normal measurements. "column": each has a variance of its own, the same in all rows.
             "row": it is multiplied by a function of z and x, which is learnt; see docs/observation.md. This leaves out
             random effects.
+        unseen: what becomes of entries with levels that training does not know, in categorical columns of a table that
+            the model is asked about, or of validation rows. They are treated as missing with a warning,
+            `lacova.UnseenLevelWarning`, if "warn", and without one if "missing"; "error" refuses the table. An imputed
+            table keeps them. The attribute `unseen` may be changed at any time; see docs/schema.md.
 
     Attributes:
         training: a pandas DataFrame with a line per epoch, None before `fit`; see below.
@@ -103,7 +108,7 @@ class Model(Inference, ABC):
         scaling: Scaling = "auto",
         covariates: Covariates | type[CovariatePrior] | partial[CovariatePrior] = "joint",
         covariate_prior: Mapping[str, object] | None = None, noise_floor: float = NOISE_FLOOR,
-        joint_posterior: bool | None = None, noise: Literal["column", "row"] = "column",
+        joint_posterior: bool | None = None, noise: Literal["column", "row"] = "column", unseen: Unseen = "warn",
     ) -> None:  # fmt: skip
         latent_dim = self._default_latent_dim(schema) if latent_dim is None else whole_number(latent_dim, "latent_dim")
         if covariates not in get_args(Covariates):
@@ -129,6 +134,7 @@ class Model(Inference, ABC):
         self.noise_floor = noise_floor
         self.noise: str = noise
         self.joint_posterior = joint_posterior
+        self.unseen = unseen
         self.encoder: TableEncoder | None = None
         self.fill: Fill | None = None
         self.vae: ConditionalVAE | None = None

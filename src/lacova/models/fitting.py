@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,9 +18,10 @@ from lacova.data.holdout import HeldOut, hold_out
 from lacova.data.io.dataframes import to_pandas
 from lacova.data.io.parquet import Layout, Source
 from lacova.data.labels import Fingerprints
+from lacova.data.levels import Unseen, one_warning
 from lacova.data.schema import Schema
 from lacova.data.statistics import ColumnStatistics
-from lacova.data.survey import Survey, lay_out, survey
+from lacova.data.survey import Survey, add_levels, lay_out, survey
 from lacova.data.table import Table
 from lacova.data.table_encoder import TableEncoder
 from lacova.inference.vae import ConditionalVAE
@@ -162,6 +164,8 @@ def read_training_data(
     if isinstance(data, Source):
         first_pass = survey(data, schema, options.seed)
         frame, statistics = first_pass.sample, first_pass.statistics
+        if isinstance(validation, Source) and not given:
+            add_levels(validation, schema, statistics)
     else:
         frame, _ = to_pandas(data, schema.columns)
         statistics = _statistics(model, frame)
@@ -172,28 +176,30 @@ def read_training_data(
     rate = masking_rate(table)
     options = _resolved(model, options, table, None if first_pass is None else first_pass.layout)
 
-    def encode(part: Any) -> Table:
-        rows = encoder.encode(to_pandas(part, schema.columns)[0])
+    def encode(part: Any, unseen: Unseen = "error") -> Table:
+        rows = encoder.encode(to_pandas(part, schema.columns)[0], unseen=unseen)
         return rows if fill is None else fill(rows)
 
     varies = torch.as_tensor(~statistics.constant())
 
-    def encode_validation(data: Any) -> Table:
+    def encode_validation(data: Any, unseen: Unseen = "missing") -> Table:
         """Mask constant measurements: their noise is close to zero, and one other value would decide everything."""
-        rows = encode(data)
+        rows = encode(data, unseen)
         return replace(rows, y=rows.y * varies, y_mask=rows.y_mask & varies)
 
     def stream(source: Source, layout: Layout, read: Callable[[Any], Table]) -> Loader:
         return StreamLoader(source, layout, schema.columns, read, table, rate, options, device, team)
 
     held_out, loader = HeldOut(asked=asked), None
+    unseen: Unseen = model.unseen if team.main or model.unseen == "error" else "missing"  # one process warns
     if isinstance(validation, Source):
-        layout = lay_out(validation, schema.columns, encode_validation)
+        with one_warning():
+            layout = lay_out(validation, schema.columns, partial(encode_validation, unseen=unseen))
         loader = stream(validation, layout, encode_validation)
         held_out = HeldOut(np.sort(layout.prints), int(layout.units.sum()), given, asked)
     elif validation is not None:
         frame, _ = to_pandas(validation, schema.columns)
-        loader = TableLoader(encode_validation(frame), rate, options, device, team)
+        loader = TableLoader(encode_validation(frame, unseen), rate, options, device, team)
         held_out = HeldOut.of(frame, encoder, given, asked)
     if first_pass is None:
         rows = TableLoader(table, rate, options, device, team)

@@ -23,6 +23,7 @@ from lacova.data.io.dataframes import Frame, to_pandas
 from lacova.data.io.files import require_apart
 from lacova.data.io.parquet import is_stream
 from lacova.data.labels import Fingerprints
+from lacova.data.levels import Unseen, check_unseen, one_warning
 from lacova.data.schema import Schema
 from lacova.data.table import Table
 from lacova.data.table_encoder import TableEncoder
@@ -70,13 +71,24 @@ class Inference:
     training_instances: frozenset[Any] | Fingerprints
     held_out: HeldOut
     options: FitOptions
+    _unseen: Unseen = "warn"
+
+    @property
+    def unseen(self) -> Unseen:
+        """What becomes of entries whose levels training does not know; see `Model`."""
+        return self._unseen
+
+    @unseen.setter
+    def unseen(self, unseen: Unseen) -> None:
+        check_unseen(unseen)
+        self._unseen = unseen
 
     @with_suitable_threads
     def impute(
         self, data: Frame, draws: int | None = None, *, interval: float | None = None, probabilities: bool = False,
         seed: int = 0, independent_noise: bool = False, out: str | os.PathLike[str] | None = None,
     ) -> Frame:  # fmt: skip
-        """Fill the gaps of a table; observed entries come back as they were.
+        """Fill the gaps of a table; observed entries come back as they were, those of unseen levels, too.
 
         Args:
             data: rows with gaps in Y and X; or the path of a Parquet file or folder, or a pyarrow Dataset.
@@ -317,7 +329,7 @@ class Inference:
         frame, origin = to_pandas(in_memory(data, "filter"), self.schema.columns)
         encoder.require(frame)
         number = visit_numbers(frame, self.schema)
-        table, tables = encoder.encode(frame), []
+        table, tables = encoder.encode(frame, unseen=self.unseen), []
         for k in range(number.max() + 1):
             rows = np.flatnonzero(number == k)
             known = self._conditioned(only_earlier_values(table, frame, self.schema, number, k))
@@ -396,7 +408,8 @@ class Inference:
                 yield from self._predictions_and_truth(self.encode(part), draws, own_seed)
 
         joint = JointScores(encoder)
-        table, rows = by_column(vae, encoder, predictions(), joint)
+        with one_warning():
+            table, rows = by_column(vae, encoder, predictions(), joint)
         return table, overall(table, encoder.scales.spread, rows) | joint.means()
 
     def _predictions_and_truth(self, table: Table, draws: int, seed: int) -> Iterator[DrawsAndTruth]:
@@ -505,7 +518,11 @@ class Inference:
         Without `measurements`, all of Y is missing.
         """
         frame, _ = to_pandas(data, self.schema.columns)
-        return self._conditioned(self.fitted()[0].encode(frame, measurements=measurements))
+        return self._conditioned(self.fitted()[0].encode(frame, measurements=measurements, unseen=self.unseen))
+
+    def without_unseen(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Return a table as the model sees it: with gaps in the place of levels that training does not know."""
+        return self.fitted()[0].without_unseen(frame, self.unseen)
 
     def _conditioned(self, table: Table) -> Table:
         """Return an encoded table with its gaps in X filled, or with their conditional prior, on the model's device."""
@@ -548,7 +565,7 @@ class Inference:
         try:
             table = self.encode(pd.concat([inputs, past[list(self.schema.columns)]]))
         except DataError as error:
-            encoder.encode(x, measurements=False)  # whose own errors come first
+            encoder.encode(x, measurements=False, unseen=self.unseen)  # whose own errors come first
             raise DataError(f"the rows to predict and their history together: {error}") from None
         return table, torch.arange(len(table)) < len(x)
 
@@ -572,4 +589,5 @@ class Inference:
         if out is not None and isinstance(data, str | os.PathLike):
             require_apart({"out": Path(out)}, {"the data": Path(data)})
         source = None if out is None else opened(data, self.schema.instance, columns)
-        return write_answers(source, out, seed, answer, same_seed=same_seed, beside=beside)
+        with one_warning():
+            return write_answers(source, out, seed, answer, same_seed=same_seed, beside=beside)

@@ -19,6 +19,7 @@ BEFORE = {
     "patient_factors": 0,
     "patient_slopes": False,
     "noise": "column",
+    "unseen": "warn",  # they refused such entries, which is no part of what was learnt
 }
 # Format 2: networks, families, kernels and priors of others by name; one word for each idea.
 TENSORS = {
@@ -42,6 +43,8 @@ TRAINING = {"recall": "masked_log_prob", "validation_recall": "validation_masked
 def migrated(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return document and tensors of a file of any version in the present one."""
     document, tensors = dict(document), dict(tensors)
+    if isinstance(document.get("schema"), dict):
+        document["schema"] = {"levels": {"map": []}} | document["schema"]
     if document["format_version"] == 1:
         document, tensors = _to_format_2(document, tensors)
     cls, settings = models().get(document.get("model", "")), document["settings"]

@@ -62,4 +62,5 @@ def measurements_of(schema: Schema) -> Schema:
         schema.measurements, {}, kinds=schema.kinds, limits=schema.limits,
         bounds={name: ends for name, ends in schema.bounds.items() if name in kept},
         integers=[name for name in schema.integers if name in kept],
+        levels={name: levels for name, levels in schema.levels.items() if name in kept},
     )  # fmt: skip

@@ -20,6 +20,7 @@ from lacova.covariates.single_imputation import Fill
 from lacova.data.holdout import HeldOut
 from lacova.data.io.archive import StorageError, digest, pack, unpack, written_by
 from lacova.data.labels import Fingerprints
+from lacova.data.levels import Unseen
 from lacova.data.registry import PARTS, configured, factory, lookup, name_of, registered
 from lacova.data.schema import Schema
 from lacova.data.statistics import Scaling
@@ -57,6 +58,7 @@ class Storable(Blueprint, Protocol):
     findings: Findings
     noise_floor: float
     options: FitOptions
+    unseen: Unseen
 
     def __init__(self, schema: Schema, **settings: Any) -> None: ...
     @property

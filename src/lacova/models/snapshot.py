@@ -165,6 +165,8 @@ def _encoder(schema: Schema, document: Mapping[str, Any], parts: _Tensors, norma
         raise StorageError("its levels are not those of the categorical columns")
     if any(len(_labels(values)) == 0 or len(set(values)) < len(values) for values in levels.values()):
         raise StorageError("its levels are not all different")
+    if any(levels[name] != declared for name, declared in schema.levels.items()):
+        raise StorageError("its levels are not those that its schema declares")
     lengths = {"y": len(schema.measurements), "x": len(schema.covariates)}
     scales = {name: parts.take(f"encoder.{name}", torch.float64, lengths[name[0]]).numpy() for name in SCALES}
     if not all(np.isfinite(value).all() for value in scales.values()):

@@ -132,7 +132,7 @@ def _table(data: Any, model: Model, what: str) -> pd.DataFrame:
         raise DataError(f"{what} has no column {absent[0]!r}, which the model needs.{hint(absent[:1], frame.columns)}")
     if frame.empty:
         raise DataError(f"{what} has no rows.")
-    return frame[list(model.schema.columns)].reset_index(drop=True)
+    return model.without_unseen(frame[list(model.schema.columns)].reset_index(drop=True))
 
 
 def _checked_units(frame: pd.DataFrame, model: Model) -> int:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from lacova import CVAE, DataError, Dense, Schema
+from lacova import CVAE, DataError, Dense, Schema, UnseenLevelWarning
 from lacova.data.io.dataframes import to_pandas
 from lacova.data.table_encoder import TableEncoder
 from tests import tables
@@ -181,7 +181,7 @@ POLARS_LEVELS = {
     "text": (pl.Series(LEVELS), "v"),
     "Categorical": (pl.Series(LEVELS, dtype=pl.Categorical), "v"),
     "named Categorical": (pl.Series(LEVELS, dtype=pl.Categorical(pl.Categories("arms"))), "v"),
-    "Enum": (pl.Series(LEVELS, dtype=pl.Enum(["w", "v", "u"])), "u"),  # levels in the order of the Enum: v, u
+    "Enum": (pl.Series(LEVELS, dtype=pl.Enum(["w", "v", "u"])), "v"),  # levels in the order of the Enum: w, v, u
     "Boolean": (pl.Series([False, True, None, True]), True),
     "Int16": (pl.Series([3, 5, None, 5], dtype=pl.Int16), 5),
     "Float32": (pl.Series([3, 5, None, 5], dtype=pl.Float32), 5.0),
@@ -199,7 +199,7 @@ def test_polars_levels_keep_their_type(column, value):
 ARROW_LEVELS = {
     "string": (pa.array(LEVELS), "v"),
     "large_string": (pa.array(LEVELS, pa.large_string()), "v"),
-    "dictionary": (pa.DictionaryArray.from_arrays([2, 0, None, 0], ["v", "w", "u"]), "u"),
+    "dictionary": (pa.DictionaryArray.from_arrays([2, 0, None, 0], ["v", "w", "u"]), "w"),
     "int8 dictionary": (
         pa.DictionaryArray.from_arrays(pa.array([1, 0, None, 0], pa.int8()), ["v", "u"], ordered=True), "u",
     ),
@@ -354,8 +354,9 @@ def test_bad_tables_are_refused_as_with_pandas(model, library):
         model.impute(convert(visits()[:0]))
     with pytest.raises(DataError, match=r"^column\(s\) 'sex' are in the schema .* 'note', 'id', 'day', 'age', 'alt'"):
         model.impute(convert(visits().drop(columns="sex")))
-    with pytest.raises(DataError, match=r"^column 'sex' holds 'x', never seen in training"):
-        model.impute(convert(visits().assign(sex="x")))
+    with pytest.warns(UnseenLevelWarning, match=r"^18 entries hold levels never seen .* 18 of 'sex' \('x'\)"):
+        done = model.impute(convert(visits().assign(sex="x")))
+    assert set(to_pandas(done)[0]["sex"]) == {"x"}
     with pytest.raises(DataError, match="must be numeric"):
         model.impute(convert(visits().assign(alt=pd.Timestamp("2020-01-01"))))
 

@@ -146,3 +146,32 @@ def test_kinds_that_make_no_sense_are_refused(arguments, message):
     with pytest.raises(SchemaError) as caught:
         Schema(["y"], AGE, **arguments)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("levels", "message"),
+    [
+        ({"y": ["a"]}, "levels names 'y', which is gaussian; only categorical covariates and measurements that are "),
+        ({"age": ["a"]}, "levels names 'age', which is continuous; only categorical"),
+        ({"id": ["a"]}, "levels names 'id', which is the instance; only categorical"),
+        ({"z": ["a"]}, "levels names 'z', which is no column of it; only categorical"),
+        ({"sex": "mf"}, "levels of 'sex' are 'mf'; expected a list in order, such as ['I', 'II']."),
+        ({"sex": {"m", "f"}}, "expected a list in order"),
+        ({"sex": 3}, "levels of 'sex' are 3; expected a list in order"),
+        ({"sex": []}, "levels of 'sex' are empty; expected at least one"),
+        ({"sex": ["m", None]}, "levels of 'sex' are 'm', None; expected at least one, each of them text, a number, "),
+        ({"sex": ["m", float("nan")]}, "Gaps are no level."),
+        ({"sex": [["m"]]}, "levels of 'sex' are ['m']; expected"),
+        ({"sex": ["m", "f", "m"]}, "levels of 'sex' hold 'm' more than once; name each level once."),
+        ({"sex": [1, True]}, "levels of 'sex' hold True more than once"),
+        (
+            {"died": ["no"]},
+            "levels of 'died' are 'no', but a bernoulli measurement has two; give two, or make its kind ",
+        ),
+        (["sex"], "levels must map columns to their levels, got ['sex']; write {'stage': ['I', 'II', 'III']}."),
+    ],
+)
+def test_levels_that_make_no_sense_are_refused(levels, message):
+    with pytest.raises(SchemaError) as caught:
+        Schema({"y": "gaussian", "died": "bernoulli"}, {**AGE, "sex": "categorical"}, instance="id", levels=levels)
+    assert message in str(caught.value)

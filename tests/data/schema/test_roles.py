@@ -162,3 +162,19 @@ def test_units_are_shown_kept_and_checked():
         Schema(["alt"], {"sex": "categorical"}, units={"sex": "m"})
     with pytest.raises(SchemaError, match=r"units must map columns to text"):
         Schema(["alt"], {"age": "continuous"}, units="mg")
+
+
+def test_levels_are_shown_kept_and_do_not_change():
+    mine = ["I", "II", "III", "IV", "V", "VI", "VII"]
+    schema = Schema(
+        {"grade": "ordinal"}, {"stage": "categorical"}, levels={"stage": mine, "grade": (g for g in (3, 1))}
+    )
+    mine.append("VIII")
+    assert schema.levels == {"stage": ("I", "II", "III", "IV", "V", "VI", "VII"), "grade": (3, 1)}
+    assert Schema.from_toml(schema.to_toml()) == schema
+    assert schema != Schema({"grade": "ordinal"}, {"stage": "categorical"}, levels={"grade": [3, 1]})
+    lines = str(schema).split("\n")
+    assert lines[0].split() == ["column", "role", "kind", "static", "bounds", "integer", "levels"]
+    assert lines[1].endswith("  I, II, III, IV, V, VI and 1 more")
+    assert "levels={'stage': ('I'" in repr(schema)
+    assert "levels" not in str(Schema(["alt"], {"stage": "categorical"}))

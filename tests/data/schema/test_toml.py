@@ -14,7 +14,7 @@ from lacova.data.schema import Measure
 FULL = Schema(
     ["alt", "ast"], {"age": "continuous", "sex": "categorical"}, "id", "day", ["age", "sex"],
     {"alt": (0, None), "day": (-1.5, 1e20), "age": (None, 120)}, ["ast", "age"],
-    {"alt": "lognormal", "ast": "censored"}, {"ast": (0.5, None)},
+    {"alt": "lognormal", "ast": "censored"}, {"ast": (0.5, None)}, levels={"sex": ["m", "f", 3, 0.5, True]},
 )  # fmt: skip
 
 
@@ -33,7 +33,7 @@ def test_the_text_is_one_line_per_column():
         'ast = { kind = "censored", integer = true, lower_limit = 0.5 }',
         "[covariates]",
         'age = { kind = "continuous", static = true, integer = true, upper = 120 }',
-        'sex = { kind = "categorical", static = true }',
+        'sex = { kind = "categorical", static = true, levels = ["m", "f", 3, 0.5, true] }',
         'day = { kind = "continuous", lower = -1.5, upper = 1e+20 }',
     ]
 
@@ -48,6 +48,7 @@ def test_optional_roles_are_shown_as_comments():
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=0, max_size=12) | st.sampled_from(
     ["a.b", 'say "x"', "it's", "a\nb", "\t", "\r\n", "[x]", "x = 1", "# no", "\\u0041", "\\", "µg/l", "💊", "\x7f"]
 )  # fmt: skip
+LEVELS = st.lists(NAMES | st.integers() | st.floats(allow_nan=False) | st.booleans(), min_size=1, unique=True)
 LIMITS = st.none() | st.floats(allow_nan=False, width=64)
 
 
@@ -66,6 +67,7 @@ def schemas(draw):
     limits = {name: (draw(st.floats(-1e9, 0)), None) for name, kind in kinds.items() if kind == "censored"}
     scales = [name for name in rest[:cut] if kinds[name] not in ("bernoulli", "categorical", "ordinal")]
     numbers = [*scales, *(name for name, kind in covariates.items() if kind == "continuous")]
+    levels = [name for name in rest if name not in numbers and kinds.get(name) != "bernoulli" and draw(st.booleans())]
     pairs = {name: draw(st.tuples(LIMITS, LIMITS)) for name in numbers if draw(st.booleans())}
     return Schema(
         kinds,
@@ -76,6 +78,7 @@ def schemas(draw):
         bounds={n: pair for n, pair in pairs.items() if possible(*pair)},
         integers=[name for name in numbers if name not in pairs and draw(st.booleans())],
         limits=limits,
+        levels={name: draw(LEVELS) for name in levels},
     )
 
 
@@ -184,11 +187,16 @@ def test_broken_toml_names_file_line_and_what_is_expected(tmp_path, text, line, 
         (
             "[measurements]\nalt = { lowr = 0 }",
             "unknown key 'lowr' of measurements.alt; the known ones are kind, integer, lower, upper, unit, "
-            "lower_limit, upper_limit.",
+            "levels, lower_limit, upper_limit.",
         ),
         (
             '[measurements]\n[covariates]\n"a b" = { kind = "continuous", level = 1 }',
-            "unknown key 'level' of covariates.\"a b\"; the known ones are kind, static, integer, lower, upper, unit.",
+            "unknown key 'level' of covariates.\"a b\"; the known ones are kind, static, integer, lower, upper, unit, "
+            "levels.",
+        ),
+        (
+            '[measurements]\n[covariates]\nsex = { kind = "categorical", levels = "m" }',
+            'levels of covariates.sex is \'m\'; expected a list such as ["I", "II"].',
         ),
         ("instance = 3\n", "instance is 3; expected text in quotes."),
         ('measurements = ["alt"]\n', "measurements is ['alt']; expected a table."),

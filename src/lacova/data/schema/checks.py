@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 from numbers import Real
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from lacova.data.errors import SchemaError
+import numpy as np
+
+from lacova.data.errors import SchemaError, listed
 from lacova.data.kinds import Kind, known_kinds
 from lacova.data.schema.frozen import FrozenDict
 
@@ -22,6 +24,7 @@ def check_schema(schema: Schema) -> None:
     _check_roles(schema)
     _check_kinds(schema)
     _check_numbers(schema)
+    _check_levels(schema)
 
 
 def _check_roles(schema: Schema) -> None:
@@ -87,6 +90,47 @@ def _check_numbers(schema: Schema) -> None:
             continue
         if name in schema.integers and math.isfinite(low) and math.ceil(low) > high:
             raise SchemaError(f"bounds of {name!r} are {lower}, {upper}, with no whole number between them.")
+
+
+def _check_levels(schema: Schema) -> None:
+    for name, levels in schema.levels.items():
+        if name not in schema.categories:
+            kind = schema.covariates.get(name) or schema.kinds.get(name, "gaussian")
+            what = "is the instance" if name == schema.instance else f"is {kind}"
+            what = what if name in schema.columns else "is no column of it"
+            raise SchemaError(
+                f"levels names {name!r}, which {what}; only categorical covariates and measurements that are "
+                "bernoulli, categorical or ordinal have levels. Take it out, or give it another kind."
+            )
+        if schema.kinds.get(name) == "bernoulli" and len(levels) != 2:
+            raise SchemaError(
+                f"levels of {name!r} are {listed(levels)}, but a bernoulli measurement has two; give two, or make its "
+                "kind categorical."
+            )
+
+
+def checked_levels(levels: Mapping[str, Iterable[Any]] | None) -> dict[str, tuple[Any, ...]]:
+    """Return declared levels as tuples of text, numbers, True and False; refuse anything else, and duplicates."""
+    if levels is not None and not isinstance(levels, Mapping):
+        raise SchemaError(
+            f"levels must map columns to their levels, got {levels!r}; write {{'stage': ['I', 'II', 'III']}}."
+        )
+    declared = {}
+    for name, values in (levels or {}).items():
+        if isinstance(values, str | bytes | Mapping | Set) or not isinstance(values, Iterable):
+            raise SchemaError(f"levels of {name!r} are {values!r}; expected a list in order, such as ['I', 'II'].")
+        own = tuple(value.item() if isinstance(value, np.generic) else value for value in values)
+        strange = [v for v in own if not isinstance(v, str | int | float) or v != v]  # a bool is an int
+        if strange or not own:
+            raise SchemaError(
+                f"levels of {name!r} are {listed(own) or 'empty'}; expected at least one, each of them text, a number, "
+                "True or False. Gaps are no level."
+            )
+        if len(set(own)) < len(own):
+            twice = [value for k, value in enumerate(own) if value in own[:k]]
+            raise SchemaError(f"levels of {name!r} hold {listed(twice)} more than once; name each level once.")
+        declared[name] = own
+    return declared
 
 
 def checked_pairs(word: str, values: Mapping[str, Bounds] | None) -> FrozenDict[str, Bounds]:

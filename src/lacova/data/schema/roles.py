@@ -12,7 +12,7 @@ from lacova.data.errors import SchemaError
 from lacova.data.io.dataframes import to_pandas
 from lacova.data.kinds import Kind, values_of
 from lacova.data.schema import toml
-from lacova.data.schema.checks import Bounds, check_schema, checked_pairs
+from lacova.data.schema.checks import Bounds, check_schema, checked_levels, checked_pairs
 from lacova.data.schema.frozen import FrozenDict
 from lacova.data.schema.infer import Note, RequestedRoles, propose
 from lacova.data.schema.show import share, show
@@ -36,12 +36,17 @@ class Schema:
         limits: of detection, lower and upper, for every "censored" measurement: `{"crp": (0.5, None)}`. A value at or
             beyond a limit means only that the true value lies there.
         units: of measurements or continuous covariates, for plots and reports: `{"bili": "mg/dL", "day": "days"}`.
+        levels: of categorical columns, in order: `{"stage": ["I", "II", "III", "IV"]}`. They need not all occur in
+            training; others are refused there. Columns that are not named have the categories of their pandas
+            Categorical, or the levels that occur in training.
 
     Examples:
         >>> schema = Schema(["alt", "ast"], {"age": "continuous", "sex": "categorical"},
         ...                 instance="id", time="day", static=["age", "sex"], bounds={"alt": (0, None)})
         >>> schema.covariates
         {'age': 'continuous', 'sex': 'categorical', 'day': 'continuous'}
+        >>> Schema(["alt"], {"stage": "categorical"}, levels={"stage": ["I", "II", "III", "IV"]}).levels["stage"]
+        ('I', 'II', 'III', 'IV')
         >>> print(schema)
         column  role         kind         static  bounds  integer
         id      instance
@@ -62,6 +67,7 @@ class Schema:
     kinds: Mapping[str, str] = FrozenDict()
     limits: Mapping[str, Bounds] = FrozenDict()
     units: Mapping[str, str] = FrozenDict()
+    levels: Mapping[str, tuple[Any, ...]] = FrozenDict()
 
     # The notes of `infer` on each column, for display only: they do not take part in comparisons.
     notes: ClassVar[tuple[Note, ...]] = ()
@@ -78,6 +84,7 @@ class Schema:
         kinds: Mapping[str, str] | None = None,
         limits: Mapping[str, Bounds] | None = None,
         units: Mapping[str, str] | None = None,
+        levels: Mapping[str, Iterable[Any]] | None = None,
     ) -> None:
         for word, value in (("measurements", measurements), ("static", static), ("integers", integers)):
             if isinstance(value, str):
@@ -96,6 +103,7 @@ class Schema:
             raise SchemaError(f"kinds must map measurements to kinds, got {kinds!r}; write {{'alt': 'lognormal'}}.")
         if units is not None and not isinstance(units, Mapping):
             raise SchemaError(f"units must map columns to text, got {units!r}; write {{'bili': 'mg/dL'}}.")
+        declared = checked_levels(levels)
         roles = dict(covariates)
         if time is not None and roles.setdefault(time, "continuous") != "continuous":
             raise SchemaError(f"the time column {time!r} must be a continuous covariate, got {roles[time]!r}.")
@@ -110,6 +118,7 @@ class Schema:
         set_field(self, "bounds", checked_pairs("bounds", bounds))
         set_field(self, "limits", checked_pairs("limits", limits))
         set_field(self, "units", FrozenDict({name: (units or {})[name] for name in self._ordered(units or {})}))
+        set_field(self, "levels", FrozenDict({name: declared[name] for name in self._ordered(declared)}))
         ordered = self._ordered(stated)
         set_field(self, "kinds", FrozenDict({name: stated[name] for name in ordered if stated[name] != "gaussian"}))
         check_schema(self)
@@ -209,6 +218,7 @@ class Schema:
                     for name, column in measurements.items()
                 },
                 units={name: column["unit"] for name, column in both.items() if "unit" in column},
+                levels={name: column["levels"] for name, column in both.items() if "levels" in column},
             )  # fmt: skip
         except SchemaError as error:
             raise SchemaError(f"{where}: {error}") from error
@@ -219,7 +229,8 @@ class Schema:
         def numbers(name: str) -> dict[str, Any]:
             lower, upper = self.bounds.get(name, (None, None))
             integer = True if name in self.integers else None
-            properties = {"integer": integer, "lower": lower, "upper": upper, "unit": self.units.get(name)}
+            properties: dict[str, Any] = {"integer": integer, "lower": lower, "upper": upper}
+            properties |= {"unit": self.units.get(name), "levels": self.levels.get(name)}
             return {key: value for key, value in properties.items() if value is not None}
 
         def observed(name: str) -> dict[str, Any]:
@@ -242,7 +253,7 @@ class Schema:
 
     def __repr__(self) -> str:
         parts = [_brief(self.measurements), _brief(self.covariates)]
-        for word in ("instance", "time", "static", "bounds", "integers", "kinds", "limits", "units"):
+        for word in ("instance", "time", "static", "bounds", "integers", "kinds", "limits", "units", "levels"):
             value = getattr(self, word)
             if value:
                 parts.append(f"{word}={value!r}" if isinstance(value, str) else f"{word}={_brief(value)}")

@@ -19,9 +19,11 @@ def show(document: Mapping[str, Any], notes: Sequence[Note]) -> str:
     names = [note.column for note in notes] or [*instance, *columns]
     lines = [[str(name), _role(name, document), *_properties(columns.get(name))] for name in names]
     head = HEAD
-    if any("unit" in column for column in columns.values()):
-        head = [*HEAD, "unit"]
-        lines = [[*cells, columns.get(name, {}).get("unit", "")] for cells, name in zip(lines, names, strict=True)]
+    for word, text in (("unit", str), ("levels", _levels)):
+        if any(word in column for column in columns.values()):
+            head = [*head, word]
+            cells_of = {name: text(column[word]) for name, column in columns.items() if word in column}
+            lines = [[*cells, cells_of.get(name, "")] for cells, name in zip(lines, names, strict=True)]
     if notes:
         head = [*head, "missing", "examples", "reason"]
         lines = [[*cells, share(n.missing), n.examples, n.reason] for cells, n in zip(lines, notes, strict=True)]
@@ -52,6 +54,11 @@ def _properties(column: Mapping[str, Any] | None) -> list[str]:
     marks = {key: "yes" if column.get(key) else "" for key in ("static", "integer")}
     limits = [f"{sign} {column[key]:g}" for key, sign in DETECTION.items() if key in column]
     return [" ".join([column["kind"], *limits]), marks["static"], _bounds(column), marks["integer"]]
+
+
+def _levels(levels: Sequence[Any], most: int = 6) -> str:
+    rest = len(levels) - most
+    return ", ".join(map(str, levels[:most])) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _bounds(column: Mapping[str, Any]) -> str:

@@ -14,11 +14,17 @@ from lacova.data.io.atomic import replacing
 
 # The keys of a document and the types of their values; [measurements] and [covariates] have a line per column.
 TOP = {"instance": str, "time": str, "measurements": dict, "covariates": dict}
-NUMBER = {"integer": bool, "lower": float, "upper": float, "unit": str}
-MEASUREMENT = {"kind": str, **NUMBER, "lower_limit": float, "upper_limit": float}
-COVARIATE = {"kind": str, "static": bool, **NUMBER}
+COLUMN = {"integer": bool, "lower": float, "upper": float, "unit": str, "levels": list}
+MEASUREMENT = {"kind": str, **COLUMN, "lower_limit": float, "upper_limit": float}
+COVARIATE = {"kind": str, "static": bool, **COLUMN}
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-WORDS = {str: "text in quotes", bool: "true or false", float: "a number", dict: "a table"}
+WORDS = {
+    str: "text in quotes",
+    bool: "true or false",
+    float: "a number",
+    dict: "a table",
+    list: 'a list such as ["I", "II"]',
+}
 
 HEAD = "# The role of each column. Edit, then: lacova fit --schema, or lacova.Schema.from_toml in Python.\n"
 COMMENTS = {
@@ -26,9 +32,10 @@ COMMENTS = {
     "time": "# The time column, if there is one; it stands among the covariates too.\n",
     "measurements": "# What is modelled. In the braces, if you like: integer = true, lower = 0, upper = 1,\n"
     '# unit = "mg/dL", and a kind other than "gaussian": see docs/observation.md. "censored" has\n'
-    "# lower_limit or upper_limit.\n",
+    "# lower_limit or upper_limit. A kind with levels may declare them in order.\n",
     "covariates": '# What it depends on: kind = "continuous" or "categorical", static = true if constant within\n'
-    "# an instance. A continuous one may also have integer, lower, upper and unit.\n",
+    "# an instance. A continuous one may also have integer, lower, upper and unit, a categorical one its\n"
+    '# levels = ["I", "II"].\n',
 }
 
 
@@ -112,11 +119,15 @@ def _inline(properties: Mapping[str, Any]) -> str:
     return "{ " + ", ".join(f"{k} = {_value(v)}" for k, v in properties.items()) + " }" if properties else "{}"
 
 
-def _value(value: str | bool | float) -> str:
+def _value(value: str | bool | float | tuple[Any, ...]) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
     return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
 
 

@@ -3,6 +3,9 @@
 import datetime
 import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -124,6 +127,14 @@ def test_an_interrupt_between_the_files_says_that_the_model_is_the_new_one(work,
     assert shell(*words(work), "--force", "--seed", 3) == 130
     assert f"the new model is in {work / 'run'}, but not all of the files beside it" in capsys.readouterr().err
     assert seed_of(work / "run") == 3
+
+
+def test_a_kill_at_any_moment_leaves_the_old_model_or_the_new_one(work):
+    words = [sys.executable, "-m", "tests.cli.killed_runs", str(work), "12", "1"]
+    done = subprocess.run(words, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "killed" in done.stdout
+    assert sorted(os.listdir(work / "run")) == ["mine.csv", "model.lacova", "notes", "schema.toml", "training.csv"]
 
 
 def test_what_a_killed_fit_left_is_in_nobodys_way(work, home):

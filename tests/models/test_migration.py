@@ -195,7 +195,7 @@ def test_a_model_of_format_1_has_length_scales_of_each_component():
 @pytest.mark.parametrize("model", ["CVAE", "GPVAE", "NotRegistered"])
 def test_models_without_a_setting_do_not_get_it(model):
     document = {"format_version": 2, "model": model, "settings": {"latent_dim": 2}}
-    added = {} if model == "NotRegistered" else {"joint_posterior": False, "noise": "column"}
+    added = {} if model == "NotRegistered" else {"joint_posterior": False, "noise": "column", "unseen": "warn"}
     present, tensors = migrated(document, {})
     assert present["settings"] == {"latent_dim": 2} | added
     assert list(tensors) == ([] if model == "NotRegistered" else ["held_out"])  # nothing is known of that

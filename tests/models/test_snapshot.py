@@ -60,6 +60,8 @@ def networks(name, *configuration):
         (["levels"], {"map": []}, "its levels are not those of the categorical columns"),
         (["levels", "map", 0, 1], ["f", "f"], "its levels are not all different"),
         (["levels", "map", 0, 1], ["f"], "has the shape"),
+        (["schema", "levels"], {"map": [["sex", ["f", "m", 1]]]}, "its levels are not those that its schema declares"),
+        (["settings", "unseen"], "never", "unseen is 'never'; expected one of warn, missing, error"),
         (["levels", "map", 0, 1], ["f", None], "labels are not all text"),
         (["levels", "map", 0, 1], ["f", {"map": []}], "labels are not all text"),
         (["trained"], [["p0"]], "labels are not all text"),

@@ -109,6 +109,12 @@ def test_declared_levels_are_saved(ensemble, tmp_path):
     pd.testing.assert_frame_equal(again.impute(visits()), ensemble.impute(visits()))
 
 
+@pytest.mark.parametrize("kind", [lacova.VAE, lacova.HIVAE])
+def test_models_of_measurements_alone_have_declared_levels(kind):
+    model = kind(ROWS, **SMALL).fit(visits(), max_epochs=1, members=1, device="cpu")
+    assert model.encoder.levels == {name: tuple(LEVELS[name]) for name in ("response", "site")}
+
+
 def test_categories_of_pandas_declare_levels():
     table = visits().assign(event=pd.Categorical(visits()["event"], LEVELS["event"], ordered=True))
     schema = Schema(["alt"], COVARIATES, instance="id", time="day")
@@ -243,8 +249,9 @@ def test_the_setting_is_checked_and_saved(fitted, tmp_path):
 # Rows to choose the best weights by.
 
 
-def test_validation_rows_with_unseen_levels_count_as_gaps():
-    schema = Schema({"alt": "gaussian", "site": "categorical"}, COVARIATES, instance="id", time="day", static=["arm"])
+@pytest.mark.parametrize("roles", [{"instance": "id", "time": "day", "static": ["arm"]}, {}], ids=["patients", "rows"])
+def test_validation_rows_with_unseen_levels_count_as_gaps(roles):
+    schema = Schema({"alt": "gaussian", "site": "categorical"}, COVARIATES, **roles)
     table, gaps = strange(visits(seed=1))
     options = {"max_epochs": 1, "members": 1, "device": "cpu"}
     expected = make(schema).fit(visits(), gaps, **options)

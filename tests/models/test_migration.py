@@ -58,6 +58,7 @@ def test_a_file_of_format_1_has_the_parts_that_a_fit_saves_today(name, tmp_path)
     if hasattr(model, "lengthscales"):
         model.lengthscales, model.patient_factors, model.patient_slopes = "own", 0, False  # as they were
     model.joint_posterior = False
+    model.scaling = "standard" if model.scaling == "auto" else model.scaling
     before = {"schedule": "constant", "start": "random", "prior_every": 0, "members": 1}
     before |= CONSTANT_ROWS._asdict() if model.schema.instance is None else CONSTANT_PATIENTS._asdict()
     if isinstance(model, lacova.CVAE):

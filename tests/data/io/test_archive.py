@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lacova import StorageError, __version__
-from lacova.data.io.archive import MAX_HEADER, pack, read, unpack, write
+from lacova.data.io.archive import MAX_HEADER, digest, pack, read, unpack, write
 
 DOCUMENT = {"name": 'a "quoted" \ud800 ü \\ "sha256": "' + 64 * "0" + '"', "zeros": 64 * "0", "n": [1, 2.5, True, None]}
 TENSORS = {
@@ -310,3 +310,11 @@ def test_other_values_are_refused_with_a_sentence(value):
 def test_nonsense_is_not_unpacked(value):
     with pytest.raises((ValueError, TypeError, OverflowError)):
         unpack(value)
+
+
+def test_a_digest_does_not_depend_on_strides():
+    """A column of one row out of many has a stride of its own, though it is contiguous."""
+    one = torch.arange(12.0)[5:6].as_strided((1,), (7,), 5)
+    assert digest({"a": one}) == digest({"a": torch.tensor([5.0])}) != digest({"a": torch.tensor([6.0])})
+    wide = torch.arange(12.0).view(3, 4)
+    assert digest({"a": wide[:, 1]}) == digest({"a": wide[:, 1].clone()})

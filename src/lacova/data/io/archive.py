@@ -86,7 +86,8 @@ def digest(tensors: Mapping[str, Tensor | None]) -> str:
     for name, value in tensors.items():
         sha.update(f"{name}:{None if value is None else (value.dtype, *value.shape)};".encode())
         if value is not None:
-            sha.update(value.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
+            flat = value.detach().cpu().reshape(-1).clone(memory_format=torch.contiguous_format)  # of stride 1
+            sha.update(flat.view(torch.uint8).numpy().data)
     return sha.hexdigest()
 
 

@@ -65,9 +65,9 @@ def test_joint_scores_of_hidden_entries_are_those_of_completed_tables(model, rec
     entries = []
     for d, name in enumerate(("alt", "ast")):
         rows = recovery.numbers[recovery.numbers["column"] == name]["row"].to_numpy(int)
-        mean, sd = model.encoder.y_shift[d], model.encoder.y_scale[d]
-        values = (drawn[name].to_numpy().reshape(40, -1)[:, rows] - mean) / sd
-        entries.append((rows, np.full(len(rows), d), (table[name].to_numpy()[rows] - mean) / sd, values))
+        middle, sd = model.encoder.scales.decode(np.zeros(2))[d], model.encoder.scales.spread[d]
+        values = (drawn[name].to_numpy().reshape(40, -1)[:, rows] - middle) / sd
+        entries.append((rows, np.full(len(rows), d), (table[name].to_numpy()[rows] - middle) / sd, values))
     row, column, truth, draws = (np.concatenate(parts, axis=-1) for parts in zip(*entries, strict=True))
     patient = table["id"].to_numpy()[row]
     for kind, unit in (("row", row), ("course", 1000 * column + patient)):

@@ -106,6 +106,7 @@ def test_columns_have_scores_by_default_where_they_suit_them():
         (lambda schema: VAE(schema), "auto"),
         (lambda schema: VAE(schema, networks=Dense()), "standard"),  # no linear path, as of images
         (lambda schema: VAE(schema, networks=Dense(), scaling="normal"), "normal"),
+        (lambda schema: VAE(schema, noise="row"), "standard"),  # which explains heavy tails itself
         (lambda schema: NotMIWAE(schema), "standard"),  # log-odds of gaps are linear in a column's own units
         (lambda schema: NotMIWAE(schema, scaling="minmax"), "minmax"),
     ],

@@ -56,8 +56,8 @@ class Model(Inference, ABC):
         networks: `Dense(...)`, `Conv(...)`, other `lacova.nn.Networks`, or a preset's name.
         scaling: of the measurements: "standard", "minmax", "none", or "normal" for normal scores, which make any
             continuous distribution normal. "auto" gives normal scores to Gaussian columns with heavy tails, and
-            standardises the others, or all, where networks have no linear path, as those of images. See
-            docs/observation.md. Continuous covariates are standardised.
+            standardises the others; or all, where networks have no linear path, as those of images, or with
+            `noise="row"`. See docs/observation.md. Continuous covariates are standardised.
         covariates: how to treat gaps in X. "joint" (default): a joint model of the covariates, with memory along a
             patient's visits, as prior, and q(x_u | y_o, x_o) as posterior. "factorised": independent columns as prior,
             the same posterior. "paper": independent columns, and q(x_u | x_o). Or fill X once before training: "mean",
@@ -159,8 +159,9 @@ class Model(Inference, ABC):
 
     @property
     def column_scaling(self) -> Scaling:
-        """The scaling that `fit` asks of the encoder."""
-        return "standard" if self.scaling == "auto" and not has_linear_path(self.networks) else self.scaling
+        """The scaling that `fit` asks of the encoder. Noise that depends on the row explains heavy tails itself."""
+        straight = not has_linear_path(self.networks) or self.noise == "row"
+        return "standard" if self.scaling == "auto" and straight else self.scaling
 
     @property
     def latent_weight(self) -> float:

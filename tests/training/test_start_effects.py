@@ -135,7 +135,6 @@ def test_f_is_solved_as_with_dense_matrices(measurements):
     covariance = without.covariance_matrix + smooth.variance * patterns.mT @ patterns
     gained = MultivariateNormal(without.mean, covariance).log_prob(y) - without.log_prob(y)
     assert smooth.evidence == pytest.approx(float(gained), rel=1e-6)
-    # Other variances have less evidence, once the prior of the slope is taken into account.
     torch.testing.assert_close(smooth.values, a.mT @ smooth.mean)
 
 
